@@ -1,0 +1,375 @@
+package mesh
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// A delivery is one message in the hands of a runner, from the moment it was taken until
+// it was answered.
+type delivery struct {
+	r         *runner
+	msg       jetstream.Msg
+	meta      *jetstream.MsgMetadata
+	event     Event
+	record    *Record // nil while the event never failed here
+	attempt   int
+	startedAt time.Time
+	deadline  atomic.Int64 // Unix nanoseconds; after it a running handler is given up; 0 while none runs
+
+	mu   sync.Mutex
+	over bool          // somebody settles it: the handler's return, or the watch
+	held chan struct{} // the semaphore that the handler's goroutine gives back to
+}
+
+// run handles the message and settles it. handlers ends when the runner cuts handlers off.
+func (d *delivery) run(handlers context.Context) {
+	d.held = d.r.slots
+	var err error
+	call := d.prepare(handlers)
+	if call {
+		err = d.call(handlers)
+	}
+	d.mu.Lock()
+	late := d.over
+	d.over = true
+	held := d.held
+	d.mu.Unlock()
+	if late {
+		d.r.log.Warn().Str("event_id", d.event.ID).Dur("after", time.Since(d.startedAt)).Msg("a handler that had been given up has returned")
+	} else {
+		if call {
+			d.settle(handlers, err)
+		}
+		defer d.r.running.Done()
+	}
+	<-held
+}
+
+// abandon settles a delivery whose handler does not return. The handler's goroutine cannot be
+// stopped; as many of them as the subscription's Concurrency are tolerated beside the
+// running ones, beyond that they keep their slot.
+func (d *delivery) abandon(handlers context.Context) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.over || d.deadline.Load() == 0 {
+		return
+	}
+	d.over = true
+	select {
+	case d.r.abandoned <- struct{}{}:
+		d.held = d.r.abandoned
+		<-d.r.slots
+	default:
+	}
+	d.r.log.Error().Str("event_id", d.event.ID).Str("type", d.event.Type).
+		Msg("handler ignores the end of its context and was given up; its goroutine still runs")
+	go func() {
+		defer d.r.running.Done()
+		d.settle(handlers, &failure{code: CodeTimeout,
+			err: fmt.Errorf("handler did not return within %s and ignores its context", d.r.sub.Timeout)})
+	}()
+}
+
+// prepare reads the event and decides whether the handler is to run. When it is not, the
+// message was dealt with.
+func (d *delivery) prepare(ctx context.Context) (call bool) {
+	var err error
+	if d.meta, err = d.msg.Metadata(); err != nil {
+		d.r.log.Error().Err(err).Msg("message without JetStream metadata")
+		d.r.forget(d)
+		return false
+	}
+	if d.event, err = ParseMessage(d.msg.Headers(), d.msg.Data()); err != nil {
+		d.reject(ctx, err)
+		return false
+	}
+	d.attempt = 1
+	if d.meta.NumDelivered == 1 && d.event.Generation == 0 {
+		return true
+	}
+	// A redelivery: an earlier attempt may have come to something.
+	if !d.loadRecord(ctx) {
+		return false
+	}
+	return !d.decided(ctx)
+}
+
+func (d *delivery) loadRecord(ctx context.Context) bool {
+	return d.r.m.persist(ctx, "read failure record", func() (err error) {
+		d.record, err = d.r.m.ledger.get(ctx, d.r.sub.Name, d.event.ID)
+		return err
+	})
+}
+
+// decided acts on what the record already says, or reports false: the next attempt is due.
+func (d *delivery) decided(ctx context.Context) bool {
+	rec := d.record
+	switch {
+	case rec == nil:
+		return false
+	case rec.Generation > d.event.Generation:
+		// Replayed, skipped or marked since: this message speaks for nobody any more.
+		d.finish(settled{answer: d.msg.Ack})
+	case rec.Generation < d.event.Generation:
+		return false
+	case rec.Status == RecordDispatched:
+		d.finish(settled{source: d.event.Source, outcome: d.outcomeOf(rec), answer: d.msg.Ack})
+	case rec.Exhausted:
+		d.dead(ctx)
+	case time.Until(rec.NextRetryAt) > 0:
+		d.retry()
+	default:
+		d.attempt = rec.attempt() + 1
+		return false
+	}
+	return true
+}
+
+// call runs the handler and turns whatever it does into an error or nil.
+func (d *delivery) call(handlers context.Context) (err error) {
+	h, ok := d.r.sub.handler(&d.event)
+	if !ok {
+		return &failure{code: CodeNoHandler,
+			err: fmt.Errorf("subscription %s has no handler for event type %s of consumer %s", d.r.sub.Name, d.event.Type, d.event.Consumer)}
+	}
+	d.startedAt = time.Now()
+	d.deadline.Store(d.startedAt.Add(d.r.sub.Timeout + abandonAfter).UnixNano())
+	ctx, cancel := context.WithTimeout(d.event.traceContext(handlers), d.r.sub.Timeout)
+	defer cancel()
+	returned := false
+	defer func() {
+		if p := recover(); p != nil {
+			err = &failure{code: CodePanic, err: fmt.Errorf("panic: %v\n%s", p, debug.Stack())}
+		} else if !returned {
+			err = &failure{code: CodePanic, err: errors.New("handler ended its goroutine (runtime.Goexit)")}
+		}
+	}()
+	err = h(ctx, Delivery[[]byte]{
+		Event: d.event, Data: d.event.Payload, Subscription: d.r.sub.Name,
+		Attempt: d.attempt, Redelivered: d.meta.NumDelivered > 1,
+	})
+	returned = true
+	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return &failure{code: CodeTimeout, err: fmt.Errorf("handler ran into its timeout of %s: %w", d.r.sub.Timeout, err)}
+	}
+	return err
+}
+
+// settle turns the handler's result into record, dead letter, outcome and answer.
+func (d *delivery) settle(handlers context.Context, err error) {
+	took := time.Since(d.startedAt)
+	switch {
+	case err == nil && d.record == nil:
+		o := d.outcome()
+		o.Duration = took
+		d.finish(settled{source: d.event.Source, outcome: o, answer: d.msg.Ack})
+		return
+	case err != nil && handlers.Err() != nil:
+		// Cut off at shutdown: no attempt, and the next one may start at once.
+		d.finish(settled{answer: d.msg.Nak})
+		return
+	}
+	for {
+		rec := d.next(err, took)
+		stored := false
+		ok := d.r.m.persist(handlers, "write failure record", func() error {
+			putErr := d.r.m.ledger.put(handlers, rec)
+			if errors.Is(putErr, errRecordChanged) {
+				return nil
+			}
+			stored = putErr == nil
+			return putErr
+		})
+		if !ok {
+			d.r.forget(d)
+			return
+		}
+		if stored {
+			d.record = rec
+			break
+		}
+		// Another run of the same event was faster. If it settled this attempt too, the
+		// attempt counts once.
+		mine := d.attempt
+		if !d.loadRecord(handlers) {
+			d.r.forget(d)
+			return
+		}
+		if d.decided(handlers) {
+			return
+		}
+		if d.record != nil && d.record.attempt() >= mine && err != nil {
+			d.retry()
+			return
+		}
+	}
+	switch {
+	case err == nil:
+		d.finish(settled{source: d.event.Source, outcome: d.outcomeOf(d.record), answer: d.msg.Ack})
+	case d.record.Exhausted:
+		d.dead(handlers)
+	default:
+		d.retry()
+	}
+}
+
+// next is the record after this attempt.
+func (d *delivery) next(err error, took time.Duration) *Record {
+	now := time.Now()
+	rec := &Record{
+		EventID: d.event.ID, Subscription: d.r.sub.Name, Source: d.event.Source,
+		Consumer: d.event.Consumer, EventType: d.event.Type,
+		AggregateType: d.event.AggregateType, AggregateID: d.event.AggregateID,
+		IdempotencyKey: d.event.IdempotencyKey, TraceID: d.event.TraceID,
+		MaxRetries: d.maxRetries(), CreatedAt: now,
+	}
+	if d.record != nil {
+		*rec = *d.record
+		rec.Attempts = append([]Attempt(nil), d.record.Attempts...)
+	}
+	rec.Generation = d.event.Generation
+	rec.UpdatedAt = now
+	attempt := Attempt{Number: d.attempt, Instance: d.r.m.cfg.Instance, StartedAt: d.startedAt, Duration: took}
+	rec.NextRetryAt, rec.ErrorCode, rec.ErrorMessage, rec.Exhausted = time.Time{}, "", "", false
+	if err == nil {
+		rec.Status = RecordDispatched
+		rec.add(attempt)
+		return rec
+	}
+	f := classify(err)
+	rec.Status = RecordFailed
+	rec.RetryCount++
+	rec.ErrorCode, rec.ErrorMessage = f.code, clip(f.Error(), maxErrorText)
+	attempt.ErrorCode, attempt.ErrorMessage = rec.ErrorCode, rec.ErrorMessage
+	rec.add(attempt)
+	rec.Exhausted = f.permanent || rec.RetryCount >= rec.MaxRetries
+	if !rec.Exhausted {
+		delay := f.delay
+		if delay < 0 {
+			delay = d.r.sub.Backoff.delay(rec.RetryCount)
+		}
+		rec.NextRetryAt = now.Add(delay)
+	}
+	return rec
+}
+
+// maxRetries that bind this event here: its own, else the subscription's.
+func (d *delivery) maxRetries() int {
+	n := d.event.MaxRetries
+	if n == 0 {
+		n = d.r.sub.MaxRetries
+	}
+	return max(n, 0)
+}
+
+// retry stores the failed outcome and asks for the message again when the record says.
+func (d *delivery) retry() {
+	at := d.record.NextRetryAt
+	d.finish(settled{source: d.event.Source, outcome: d.outcomeOf(d.record), answer: func() error {
+		return d.msg.NakWithDelay(max(time.Until(at), 0))
+	}})
+}
+
+// dead stores the dead letter and the outcome and ends the message. While the dead letter
+// cannot be stored the message stays, and the handler does not run again.
+func (d *delivery) dead(ctx context.Context) {
+	if !d.r.m.persist(ctx, "store dead letter", func() error {
+		return d.r.m.bury(ctx, &d.event, d.record, d.meta.Sequence.Stream)
+	}) {
+		d.r.forget(d)
+		return
+	}
+	code := d.record.ErrorCode
+	d.finish(settled{source: d.event.Source, outcome: d.outcomeOf(d.record), answer: func() error {
+		return d.msg.TermWithReason(code)
+	}})
+}
+
+// reject buries a message that is no event of the mesh; there is no row to settle.
+func (d *delivery) reject(ctx context.Context, why error) {
+	d.r.log.Error().Err(why).Str("subject", d.msg.Subject()).Uint64("stream_seq", d.meta.Sequence.Stream).
+		Msg("message is no event of the mesh, dead-lettered")
+	e := Event{ID: fmt.Sprintf("seq-%d", d.meta.Sequence.Stream), Payload: d.msg.Data()}
+	e.Consumer, e.Type = d.r.m.Names.parseEventSubject(d.msg.Subject())
+	rec := &Record{Subscription: d.r.sub.Name, ErrorCode: CodeMalformed, ErrorMessage: why.Error(), UpdatedAt: time.Now()}
+	if d.r.m.persist(ctx, "store dead letter", func() error {
+		return d.r.m.bury(ctx, &e, rec, d.meta.Sequence.Stream)
+	}) {
+		d.finish(settled{answer: func() error { return d.msg.TermWithReason(CodeMalformed) }})
+		return
+	}
+	d.r.forget(d)
+}
+
+func (d *delivery) outcome() Outcome {
+	return Outcome{
+		EventID: d.event.ID, Generation: d.event.Generation, Attempt: d.attempt,
+		StartedAt: d.startedAt, StreamSeq: d.meta.Sequence.Stream, PublishedAt: d.meta.Timestamp,
+	}
+}
+
+// outcomeOf is the outcome of the record's last attempt.
+func (d *delivery) outcomeOf(rec *Record) Outcome {
+	o := d.outcome()
+	o.RetryCount = rec.RetryCount
+	o.Code, o.Message, o.Exhausted = rec.ErrorCode, rec.ErrorMessage, rec.Exhausted
+	if n := len(rec.Attempts); n > 0 {
+		last := rec.Attempts[n-1]
+		o.Attempt, o.StartedAt, o.Duration = last.Number, last.StartedAt, last.Duration
+	}
+	if !rec.NextRetryAt.IsZero() {
+		o.RetryIn = max(time.Until(rec.NextRetryAt), 0)
+	}
+	return o
+}
+
+// finish hands the delivery to the outcome writer, which answers the message after the
+// outcome is stored.
+func (d *delivery) finish(s settled) {
+	answer := s.answer
+	s.answer = func() error {
+		err := answer()
+		if err == nil || errors.Is(err, jetstream.ErrMsgAlreadyAckd) {
+			d.r.forget(d)
+			return nil
+		}
+		return err
+	}
+	d.r.m.outcomes <- s
+}
+
+// A failure is an error with what follows from it.
+type failure struct {
+	code      string
+	err       error
+	permanent bool
+	delay     time.Duration // negative: the backoff decides
+}
+
+func (f *failure) Error() string { return f.err.Error() }
+func (f *failure) Unwrap() error { return f.err }
+
+func classify(err error) failure {
+	f := failure{code: errorCode(err), err: err, delay: -1}
+	if own := (*failure)(nil); errors.As(err, &own) {
+		f.code = own.code
+	}
+	if undecodable := (*undecodableError)(nil); errors.As(err, &undecodable) {
+		f.code, f.permanent = CodeUndecodable, true
+	}
+	if permanent := (*PermanentError)(nil); errors.As(err, &permanent) {
+		f.permanent = true
+	}
+	if after := (*RetryAfterError)(nil); errors.As(err, &after) {
+		f.delay = after.Delay
+	}
+	return f
+}

@@ -1,0 +1,27 @@
+// Package mesh is the JetStream side of jetmesh: events and their form on the
+// wire, idempotency keys, streams, and subscriptions that run handlers.
+//
+// It knows no Postgres. Package outbox writes events in a database transaction and
+// publishes them; this package delivers them, at least once.
+//
+// # The life of a delivery
+//
+//	           ┌────────────┐ nil              ┌───────────┐
+//	message ──▶│  handler   │─────────────────▶│ succeeded │─▶ outcome ─▶ ack
+//	           └────────────┘                  └───────────┘
+//	                 │ error, panic, timeout, no handler
+//	                 ▼
+//	           ┌────────────┐ retries left     ┌───────────┐
+//	           │   record   │─────────────────▶│  failed   │─▶ outcome ─▶ nak with delay
+//	           │ retryCount │                  └───────────┘
+//	           │     + 1    │ exhausted or     ┌───────────┐
+//	           └────────────┘ [Permanent]      │ exhausted │─▶ dead letter ─▶ outcome ─▶ terminate
+//	                                           └───────────┘
+//
+// A message is acked, nak'd or terminated only after its outcome is stored in the
+// outcomes stream, so a crash at any arrow repeats the step and loses nothing. The
+// outbox the event came from settles the event's row by that outcome.
+//
+// Nothing in this package closes the connection it was given, and nothing runs in
+// the background except inside [Mesh.Run].
+package mesh

@@ -1,0 +1,3 @@
+drop table {{schema}}.outbox_attempt;
+drop table {{schema}}.outbox;
+drop table {{schema}}.meta;

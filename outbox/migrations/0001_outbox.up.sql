@@ -1,0 +1,88 @@
+-- The outbox of one service: its events, their failed attempts, and one row about itself.
+
+create table {{schema}}.meta (
+    only_row     boolean primary key default true check (only_row),
+    -- Made here, not configured, so that no outbox can take another's outcomes.
+    source_id    uuid not null default gen_random_uuid(),
+    -- max_payload of the NATS server, as the relay met it: what Write measures events by.
+    max_payload  integer not null default 1048576,
+    -- The relay waits for a notification; only then do writers send one.
+    relay_asleep boolean not null default false,
+    -- Every row below is settled, or tracked: where a starting relay begins to read.
+    relay_low    bigint not null default 0
+) with (fillfactor = 20); -- updated all the time: room for new versions in the one page
+
+insert into {{schema}}.meta default values;
+
+create table {{schema}}.outbox (
+    seq             bigint generated always as identity,
+    id              uuid primary key,
+    consumer        text not null,
+    event_type      text not null,
+    aggregate_type  text not null,
+    aggregate_id    text not null,
+    idempotency_key text,
+    payload         bytea not null,
+    content_type    text not null,
+    headers         jsonb not null default '{}',
+    trace_id        text not null,
+    max_retries     integer check (max_retries >= 0),
+    status          text not null default 'pending'
+                    check (status in ('pending', 'dispatching', 'dispatched', 'failed', 'skipped')),
+    -- Off the fast path: waits for a durable, is long under way, failed, or was skipped.
+    tracked         boolean not null default false,
+    generation      integer not null default 0,
+    attempt         integer not null default 0, -- the last one applied, within its generation
+    retry_count     integer not null default 0,
+    next_retry_at   timestamptz,
+    error_code      text,
+    error_message   text,
+    locked_by       text,
+    locked_at       timestamptz,
+    started_at      timestamptz,
+    duration_ms     double precision,
+    stream_seq      bigint,
+    duplicate_of    uuid,
+    created_at      timestamptz not null default now(),
+    updated_at      timestamptz not null default now(),
+    published_at    timestamptz,
+    settled_at      timestamptz
+) with (
+    -- Each event is updated once, at most twice, in its life. With room left in the page, and no
+    -- index over a column that a successful event changes, that update touches no index (HOT).
+    -- Measured, 500 rows a statement, Postgres 15, 2 cores: 130,000 to 180,000 updates/s with
+    -- 747 bytes of WAL each, against 22,000 to 28,000 and 1,750 to 1,890 bytes without. The table
+    -- is no larger in the end: what is left free here, dead versions would take elsewhere.
+    fillfactor = 45,
+    -- Vacuum by what changes, not by what the table has gathered: at the default of 20 % a
+    -- table of ten million rows is left alone until two million are dead.
+    autovacuum_vacuum_scale_factor = 0.01,
+    autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_insert_scale_factor = 0.05,
+    -- Statistics of a queue are wrong within minutes.
+    autovacuum_analyze_scale_factor = 0.02,
+    autovacuum_analyze_threshold = 5000,
+    -- And do not pause within a run; the table is hot in memory anyway.
+    autovacuum_vacuum_cost_delay = 0
+);
+
+-- No index may cover status, settled_at or another column that success changes; see above.
+create unique index outbox_seq on {{schema}}.outbox (seq);
+create unique index outbox_key on {{schema}}.outbox (idempotency_key) where idempotency_key is not null;
+create index outbox_consumer on {{schema}}.outbox (consumer, seq);
+create index outbox_aggregate on {{schema}}.outbox (aggregate_id, seq);
+create index outbox_trace on {{schema}}.outbox (trace_id);
+create index outbox_tracked on {{schema}}.outbox (status, consumer, seq) where tracked;
+
+-- Failed attempts; a success stands in the event's row.
+create table {{schema}}.outbox_attempt (
+    event_id      uuid not null,
+    generation    integer not null,
+    attempt       integer not null,
+    instance      text not null,
+    started_at    timestamptz not null,
+    duration_ms   double precision not null,
+    error_code    text not null,
+    error_message text not null,
+    primary key (event_id, generation, attempt)
+);

@@ -1,0 +1,235 @@
+package outbox
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"jetmesh/mesh"
+)
+
+// settleMost bounds the outcomes that one statement applies.
+const settleMost = 4000
+
+// arrived is a message of the outcomes stream, decoded.
+type arrived struct {
+	msg   jetstream.Msg
+	batch mesh.OutcomeBatch
+}
+
+// settleLoop applies outcomes to rows, and acks them after the commit.
+func (s *session) settleLoop(ctx context.Context) error {
+	stream, err := s.m.JetStream().Stream(ctx, s.m.Names.OutcomesStream())
+	if err != nil {
+		return fmt.Errorf("open stream %s: %w", s.m.Names.OutcomesStream(), err)
+	}
+	durable, err := stream.CreateOrUpdateConsumer(ctx, jetstream.ConsumerConfig{
+		Durable:       s.m.Names.OutcomesDurable(s.sourceID),
+		Description:   "outcomes of an outbox",
+		FilterSubject: s.m.Names.OutcomeSubject(s.sourceID),
+		AckPolicy:     jetstream.AckExplicitPolicy,
+		AckWait:       30 * time.Second,
+		MaxDeliver:    -1,
+		MaxAckPending: 10_000,
+	})
+	if err != nil {
+		return fmt.Errorf("bind durable %s: %w", s.m.Names.OutcomesDurable(s.sourceID), err)
+	}
+	queue := make(chan arrived, 64)
+	cc, err := durable.Consume(
+		func(msg jetstream.Msg) {
+			batch, err := mesh.ParseOutcomes(msg.Data())
+			if err != nil {
+				s.log.Error().Err(err).Str("subject", msg.Subject()).Msg("outcomes are unreadable, their events stay unsettled")
+				msg.TermWithReason("unreadable")
+				return
+			}
+			select {
+			case queue <- arrived{msg, batch}:
+			case <-ctx.Done():
+			}
+		},
+		jetstream.PullMaxMessages(128), jetstream.PullExpiry(5*time.Second), jetstream.PullHeartbeat(time.Second),
+		jetstream.ConsumeErrHandler(func(_ jetstream.ConsumeContext, err error) { s.log.Debug().Err(err).Msg("pull outcomes") }),
+	)
+	if err != nil {
+		return fmt.Errorf("consume outcomes: %w", err)
+	}
+	defer func() { cc.Stop(); <-cc.Closed() }()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-cc.Closed():
+			return fmt.Errorf("durable %s was deleted", s.m.Names.OutcomesDurable(s.sourceID))
+		case first := <-queue:
+			if err := s.settle(ctx, gather(queue, first)); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// gather takes what is there already, without waiting for more.
+func gather(queue chan arrived, first arrived) []arrived {
+	got, n := []arrived{first}, len(first.batch.Outcomes)
+	for n < settleMost {
+		select {
+		case a := <-queue:
+			got, n = append(got, a), n+len(a.batch.Outcomes)
+		default:
+			return got
+		}
+	}
+	return got
+}
+
+// settleRows applies the last outcome of each event. An outcome of an older generation or
+// attempt changes nothing, and neither does any outcome of a row that is dispatched or skipped.
+// What a success sets leaves tracked and the error columns as they are unless the event had
+// failed: see the table's indexes.
+const settleRows = `
+update {{schema}}.outbox o set
+	status = u.status, tracked = u.status <> 'dispatched', generation = u.generation, attempt = u.attempt, retry_count = greatest(o.retry_count, u.retry_count),
+	next_retry_at = now() + u.retry_in * interval '1 ms', error_code = u.code, error_message = u.message,
+	locked_by = u.instance, locked_at = u.started_at, started_at = u.started_at, duration_ms = u.duration_ms,
+	stream_seq = u.stream_seq, published_at = coalesce(o.published_at, u.published_at), updated_at = now(),
+	settled_at = case when u.status = 'dispatched' then now() end
+from unnest($1::uuid[], $2::int[], $3::int[], $4::text[], $5::int[], $6::float8[], $7::text[], $8::text[], $9::text[], $10::timestamptz[], $11::float8[], $12::bigint[], $13::timestamptz[])
+	as u (id, generation, attempt, status, retry_count, retry_in, code, message, instance, started_at, duration_ms, stream_seq, published_at)
+where o.id = u.id and o.status in ('pending', 'dispatching', 'failed') and (u.generation, u.attempt) > (o.generation, o.attempt)`
+
+const logAttempts = `
+insert into {{schema}}.outbox_attempt (event_id, generation, attempt, instance, started_at, duration_ms, error_code, error_message)
+select * from unnest($1::uuid[], $2::int[], $3::int[], $4::text[], $5::timestamptz[], $6::float8[], $7::text[], $8::text[])
+on conflict do nothing`
+
+func (s *session) settle(ctx context.Context, got []arrived) error {
+	last := map[string]int{} // event id → index in rows
+	var rows settleColumns
+	var failed attemptColumns
+	for _, a := range got {
+		for i := range a.batch.Outcomes {
+			o := &a.batch.Outcomes[i]
+			if checkUUID("id", o.EventID) != nil {
+				s.log.Error().Str("event_id", o.EventID).Msg("outcome of no event, ignored")
+				continue
+			}
+			if !o.Succeeded() {
+				failed.add(o, a.batch.Instance)
+			}
+			if at, twice := last[o.EventID]; !twice {
+				last[o.EventID] = rows.add(o, a.batch.Instance)
+			} else if rows.older(at, o) {
+				rows.set(at, o, a.batch.Instance)
+			}
+		}
+	}
+	batch := &pgx.Batch{}
+	batch.Queue(s.cfg.Schema.sql(settleRows), rows.args()...)
+	if len(failed.ids) > 0 {
+		batch.Queue(s.cfg.Schema.sql(logAttempts), failed.args()...)
+	}
+	results := s.db.SendBatch(ctx, batch)
+	tag, err := results.Exec()
+	if closeErr := results.Close(); err == nil {
+		err = closeErr
+	}
+	if err != nil {
+		return fmt.Errorf("settle rows: %w", err)
+	}
+	s.stats.settled.Add(tag.RowsAffected())
+	for _, id := range rows.ids {
+		s.publisher.settledEvent(id)
+	}
+	for _, a := range got {
+		if err := a.msg.Ack(); err != nil {
+			s.log.Debug().Err(err).Msg("ack of outcomes; they come again")
+		}
+	}
+	return nil
+}
+
+// settleColumns are the arguments of settleRows.
+type settleColumns struct {
+	ids                   []string
+	generations, attempts []int
+	statuses              []string
+	retryCounts           []int
+	retryIn               []*float64
+	codes, messages       []*string
+	instances             []string
+	started               []time.Time
+	durations             []float64
+	streamSeqs            []int64
+	published             []time.Time
+}
+
+func (c *settleColumns) add(o *mesh.Outcome, instance string) int {
+	at := len(c.ids)
+	c.ids = append(c.ids, "")
+	c.generations, c.attempts = append(c.generations, 0), append(c.attempts, 0)
+	c.statuses = append(c.statuses, "")
+	c.retryCounts, c.retryIn = append(c.retryCounts, 0), append(c.retryIn, nil)
+	c.codes, c.messages = append(c.codes, nil), append(c.messages, nil)
+	c.instances = append(c.instances, "")
+	c.started, c.durations = append(c.started, time.Time{}), append(c.durations, 0)
+	c.streamSeqs, c.published = append(c.streamSeqs, 0), append(c.published, time.Time{})
+	c.set(at, o, instance)
+	return at
+}
+
+func (c *settleColumns) set(at int, o *mesh.Outcome, instance string) {
+	c.ids[at], c.generations[at], c.attempts[at] = o.EventID, o.Generation, o.Attempt
+	c.statuses[at], c.retryIn[at], c.codes[at], c.messages[at] = StatusDispatched, nil, nil, nil
+	if !o.Succeeded() {
+		message := cleanText(o.Message)
+		c.statuses[at], c.codes[at], c.messages[at] = StatusFailed, &o.Code, &message
+		if !o.Exhausted {
+			ms := milliseconds(o.RetryIn)
+			c.retryIn[at] = &ms
+		}
+	}
+	c.retryCounts[at] = o.RetryCount
+	c.instances[at], c.started[at], c.durations[at] = instance, o.StartedAt, milliseconds(o.Duration)
+	c.streamSeqs[at], c.published[at] = int64(o.StreamSeq), o.PublishedAt
+}
+
+// older reports whether the outcome at a place is older than o.
+func (c *settleColumns) older(at int, o *mesh.Outcome) bool {
+	if c.generations[at] != o.Generation {
+		return c.generations[at] < o.Generation
+	}
+	return c.attempts[at] < o.Attempt
+}
+
+func (c *settleColumns) args() []any {
+	return []any{c.ids, c.generations, c.attempts, c.statuses, c.retryCounts, c.retryIn, c.codes, c.messages, c.instances, c.started, c.durations, c.streamSeqs, c.published}
+}
+
+// attemptColumns are the arguments of logAttempts.
+type attemptColumns struct {
+	ids                   []string
+	generations, attempts []int
+	instances             []string
+	started               []time.Time
+	durations             []float64
+	codes, messages       []string
+}
+
+func (c *attemptColumns) add(o *mesh.Outcome, instance string) {
+	c.ids = append(c.ids, o.EventID)
+	c.generations, c.attempts = append(c.generations, o.Generation), append(c.attempts, o.Attempt)
+	c.instances = append(c.instances, instance)
+	c.started, c.durations = append(c.started, o.StartedAt), append(c.durations, milliseconds(o.Duration))
+	c.codes, c.messages = append(c.codes, o.Code), append(c.messages, cleanText(o.Message))
+}
+
+func (c *attemptColumns) args() []any {
+	return []any{c.ids, c.generations, c.attempts, c.instances, c.started, c.durations, c.codes, c.messages}
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
