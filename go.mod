@@ -14,6 +14,7 @@ require (
 	github.com/spf13/pflag v1.1.0
 	go.opentelemetry.io/otel/trace v1.47.0
 	go.uber.org/goleak v1.3.0
+	pgregory.net/rapid v1.3.0
 )
 
 require (

@@ -15,7 +15,8 @@ type Backoff struct {
 
 func (b Backoff) delay(retry int) time.Duration {
 	ceiling := b.Cap
-	if shift := retry - 1; shift < 32 && b.Base<<shift < b.Cap {
+	// Cap is shifted down, since Base shifted up may overflow.
+	if shift := retry - 1; shift < 63 && b.Base <= b.Cap>>shift {
 		ceiling = b.Base << shift
 	}
 	return rand.N(ceiling + 1)

@@ -22,11 +22,12 @@ const (
 	hdrDeadAttempts     = "mesh-attempts" // JSON, the latest ones
 )
 
-// deadAttempts and deadText keep a dead letter's headers within what [Event.CheckSize]
-// reserves.
+// These keep a dead letter's headers within what [Event.CheckSize] reserves: of 4 KiB, up to
+// 1.3 KiB are for the others.
 const (
-	deadAttempts = 5
-	deadText     = 256
+	deadAttempts      = 5
+	deadAttemptsBytes = 2560 // as encoded
+	deadText          = 256
 )
 
 // bury publishes the dead letter of an exhausted event. It is idempotent: its message id
@@ -41,18 +42,22 @@ func (m *Mesh) bury(ctx context.Context, e *Event, r *Record, streamSeq uint64) 
 	set(hdrDeadRetryCount, strconv.Itoa(r.RetryCount))
 	set(hdrDeadAt, r.UpdatedAt.UTC().Format(time.RFC3339Nano))
 	set(hdrDeadSeq, strconv.FormatUint(streamSeq, 10))
-	attempts := r.Attempts[max(0, len(r.Attempts)-deadAttempts):]
-	short := make([]Attempt, len(attempts))
-	for i, a := range attempts {
+	short := []Attempt{}
+	for _, a := range r.Attempts[max(0, len(r.Attempts)-deadAttempts):] {
 		a.ErrorMessage = clip(a.ErrorMessage, deadText/2)
-		short[i] = a
+		short = append(short, a)
 	}
-	data, err := json.Marshal(short)
-	if err != nil {
-		return fmt.Errorf("mesh: encode attempts of event %s: %w", e.ID, err)
+	for {
+		data, err := json.Marshal(short)
+		if err != nil {
+			return fmt.Errorf("mesh: encode attempts of event %s: %w", e.ID, err)
+		}
+		if text := percentEncode(string(data)); len(text) <= deadAttemptsBytes {
+			set(hdrDeadAttempts, text)
+			return m.publish(ctx, msg)
+		}
+		short = short[1:] // "[]" is short enough
 	}
-	set(hdrDeadAttempts, percentEncode(string(data)))
-	return m.publish(ctx, msg)
 }
 
 // publish stores a message or says why not.

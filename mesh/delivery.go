@@ -20,37 +20,69 @@ type delivery struct {
 	meta      *jetstream.MsgMetadata
 	event     Event
 	record    *Record // nil while the event never failed here
+	revision  uint64  // of the record
 	attempt   int
 	startedAt time.Time
 	deadline  atomic.Int64 // Unix nanoseconds; after it a running handler is given up; 0 while none runs
+	failure   *failure     // what the handler came to; nil for success
 
-	mu   sync.Mutex
-	over bool          // somebody settles it: the handler's return, or the watch
-	held chan struct{} // the semaphore that the handler's goroutine gives back to
+	mu    sync.Mutex
+	over  bool // somebody settles it: the handler's return, or the watch
+	moved bool // the handler's goroutine was given up and has no slot any more
 }
 
-// run handles the message and settles it. handlers ends when the runner cuts handlers off.
-func (d *delivery) run(handlers context.Context) {
-	d.held = d.r.slots
-	var err error
-	call := d.prepare(handlers)
-	if call {
-		err = d.call(handlers)
+// run waits for a slot, handles the message and settles it. ctx ends when the runner is to
+// start no more handlers, handlers when it cuts them off.
+func (d *delivery) run(ctx, handlers context.Context) {
+	select {
+	case d.r.slots <- struct{}{}:
+	case <-ctx.Done():
+		d.handBack()
+		return
 	}
+	if ctx.Err() != nil {
+		<-d.r.slots
+		d.handBack()
+		return
+	}
+	called := d.prepare(handlers)
+	defer d.end(handlers, called) // deferred, since a handler may end its goroutine
+	if called {
+		d.call(handlers)
+	}
+}
+
+// handBack returns a message to the server that was not started.
+func (d *delivery) handBack() {
+	if err := d.msg.Nak(); err != nil {
+		d.r.log.Debug().Err(err).Msg("hand back")
+	}
+	d.r.forget(d)
+	d.r.leave()
+	d.r.running.Done()
+}
+
+// end settles what the handler came to, unless that was done without it, and makes room.
+func (d *delivery) end(handlers context.Context, called bool) {
 	d.mu.Lock()
-	late := d.over
+	late, moved := d.over, d.moved
 	d.over = true
-	held := d.held
 	d.mu.Unlock()
-	if late {
+	switch {
+	case late:
 		d.r.log.Warn().Str("event_id", d.event.ID).Dur("after", time.Since(d.startedAt)).Msg("a handler that had been given up has returned")
-	} else {
-		if call {
-			d.settle(handlers, err)
-		}
-		defer d.r.running.Done()
+	case called:
+		d.settle(handlers, d.failure)
 	}
-	<-held
+	if moved {
+		<-d.r.abandoned
+	} else {
+		<-d.r.slots
+		d.r.leave()
+	}
+	if !late {
+		d.r.running.Done()
+	}
 }
 
 // abandon settles a delivery whose handler does not return. The handler's goroutine cannot be
@@ -65,16 +97,16 @@ func (d *delivery) abandon(handlers context.Context) {
 	d.over = true
 	select {
 	case d.r.abandoned <- struct{}{}:
-		d.held = d.r.abandoned
+		d.moved = true
 		<-d.r.slots
+		d.r.leave()
 	default:
 	}
 	d.r.log.Error().Str("event_id", d.event.ID).Str("type", d.event.Type).
 		Msg("handler ignores the end of its context and was given up; its goroutine still runs")
 	go func() {
 		defer d.r.running.Done()
-		d.settle(handlers, &failure{code: CodeTimeout,
-			err: fmt.Errorf("handler did not return within %s and ignores its context", d.r.sub.Timeout)})
+		d.settle(handlers, failuref(CodeTimeout, "handler did not return within %s and ignores its context", d.r.sub.Timeout))
 	}()
 }
 
@@ -104,7 +136,7 @@ func (d *delivery) prepare(ctx context.Context) (call bool) {
 
 func (d *delivery) loadRecord(ctx context.Context) bool {
 	return d.r.m.persist(ctx, "read failure record", func() (err error) {
-		d.record, err = d.r.m.ledger.get(ctx, d.r.sub.Name, d.event.ID)
+		d.record, d.revision, err = d.r.m.ledger.get(ctx, d.r.sub.Name, d.event.ID)
 		return err
 	})
 }
@@ -117,15 +149,15 @@ func (d *delivery) decided(ctx context.Context) bool {
 		return false
 	case rec.Generation > d.event.Generation:
 		// Replayed, skipped or marked since: this message speaks for nobody any more.
-		d.finish(settled{answer: d.msg.Ack})
+		d.finish(ctx, settled{answer: d.msg.Ack})
 	case rec.Generation < d.event.Generation:
 		return false
 	case rec.Status == RecordDispatched:
-		d.finish(settled{source: d.event.Source, outcome: d.outcomeOf(rec), answer: d.msg.Ack})
+		d.finish(ctx, settled{source: d.event.Source, outcome: d.outcomeOf(rec), answer: d.msg.Ack})
 	case rec.Exhausted:
 		d.dead(ctx)
 	case time.Until(rec.NextRetryAt) > 0:
-		d.retry()
+		d.retry(ctx)
 	default:
 		d.attempt = rec.attempt() + 1
 		return false
@@ -133,55 +165,53 @@ func (d *delivery) decided(ctx context.Context) bool {
 	return true
 }
 
-// call runs the handler and turns whatever it does into an error or nil.
-func (d *delivery) call(handlers context.Context) (err error) {
+// call runs the handler and turns whatever it does into a failure or none.
+func (d *delivery) call(handlers context.Context) {
 	h, ok := d.r.sub.handler(&d.event)
 	if !ok {
-		return &failure{code: CodeNoHandler,
-			err: fmt.Errorf("subscription %s has no handler for event type %s of consumer %s", d.r.sub.Name, d.event.Type, d.event.Consumer)}
+		d.failure = failuref(CodeNoHandler, "subscription %s has no handler for event type %s of consumer %s", d.r.sub.Name, d.event.Type, d.event.Consumer)
+		return
 	}
 	d.startedAt = time.Now()
 	d.deadline.Store(d.startedAt.Add(d.r.sub.Timeout + abandonAfter).UnixNano())
 	ctx, cancel := context.WithTimeout(d.event.traceContext(handlers), d.r.sub.Timeout)
 	defer cancel()
-	returned := false
+	d.failure = failuref(CodePanic, "handler ended its goroutine (runtime.Goexit)") // unless it gets further
 	defer func() {
 		if p := recover(); p != nil {
-			err = &failure{code: CodePanic, err: fmt.Errorf("panic: %v\n%s", p, debug.Stack())}
-		} else if !returned {
-			err = &failure{code: CodePanic, err: errors.New("handler ended its goroutine (runtime.Goexit)")}
+			d.failure = failuref(CodePanic, "panic: %v\n%s", p, debug.Stack())
 		}
 	}()
-	err = h(ctx, Delivery[[]byte]{
+	err := h(ctx, Delivery[[]byte]{
 		Event: d.event, Data: d.event.Payload, Subscription: d.r.sub.Name,
 		Attempt: d.attempt, Redelivered: d.meta.NumDelivered > 1,
 	})
-	returned = true
-	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return &failure{code: CodeTimeout, err: fmt.Errorf("handler ran into its timeout of %s: %w", d.r.sub.Timeout, err)}
+	f := classify(err) // here, since an error's own methods may panic too
+	if f != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		f.code, f.text = CodeTimeout, fmt.Sprintf("handler ran into its timeout of %s: %s", d.r.sub.Timeout, f.text)
 	}
-	return err
+	d.failure = f
 }
 
 // settle turns the handler's result into record, dead letter, outcome and answer.
-func (d *delivery) settle(handlers context.Context, err error) {
+func (d *delivery) settle(handlers context.Context, f *failure) {
 	took := time.Since(d.startedAt)
 	switch {
-	case err == nil && d.record == nil:
+	case f == nil && d.record == nil:
 		o := d.outcome()
 		o.Duration = took
-		d.finish(settled{source: d.event.Source, outcome: o, answer: d.msg.Ack})
+		d.finish(handlers, settled{source: d.event.Source, outcome: o, answer: d.msg.Ack})
 		return
-	case err != nil && handlers.Err() != nil:
+	case f != nil && handlers.Err() != nil:
 		// Cut off at shutdown: no attempt, and the next one may start at once.
-		d.finish(settled{answer: d.msg.Nak})
+		d.finish(handlers, settled{answer: d.msg.Nak})
 		return
 	}
 	for {
-		rec := d.next(err, took)
+		rec := d.next(f, took)
 		stored := false
 		ok := d.r.m.persist(handlers, "write failure record", func() error {
-			putErr := d.r.m.ledger.put(handlers, rec)
+			putErr := d.r.m.ledger.put(handlers, rec, d.revision)
 			if errors.Is(putErr, errRecordChanged) {
 				return nil
 			}
@@ -206,23 +236,23 @@ func (d *delivery) settle(handlers context.Context, err error) {
 		if d.decided(handlers) {
 			return
 		}
-		if d.record != nil && d.record.attempt() >= mine && err != nil {
-			d.retry()
+		if d.record != nil && d.record.attempt() >= mine && f != nil {
+			d.retry(handlers)
 			return
 		}
 	}
 	switch {
-	case err == nil:
-		d.finish(settled{source: d.event.Source, outcome: d.outcomeOf(d.record), answer: d.msg.Ack})
+	case f == nil:
+		d.finish(handlers, settled{source: d.event.Source, outcome: d.outcomeOf(d.record), answer: d.msg.Ack})
 	case d.record.Exhausted:
 		d.dead(handlers)
 	default:
-		d.retry()
+		d.retry(handlers)
 	}
 }
 
 // next is the record after this attempt.
-func (d *delivery) next(err error, took time.Duration) *Record {
+func (d *delivery) next(f *failure, took time.Duration) *Record {
 	now := time.Now()
 	rec := &Record{
 		EventID: d.event.ID, Subscription: d.r.sub.Name, Source: d.event.Source,
@@ -239,15 +269,14 @@ func (d *delivery) next(err error, took time.Duration) *Record {
 	rec.UpdatedAt = now
 	attempt := Attempt{Number: d.attempt, Instance: d.r.m.cfg.Instance, StartedAt: d.startedAt, Duration: took}
 	rec.NextRetryAt, rec.ErrorCode, rec.ErrorMessage, rec.Exhausted = time.Time{}, "", "", false
-	if err == nil {
+	if f == nil {
 		rec.Status = RecordDispatched
 		rec.add(attempt)
 		return rec
 	}
-	f := classify(err)
 	rec.Status = RecordFailed
 	rec.RetryCount++
-	rec.ErrorCode, rec.ErrorMessage = f.code, clip(f.Error(), maxErrorText)
+	rec.ErrorCode, rec.ErrorMessage = f.code, clip(f.text, maxErrorText)
 	attempt.ErrorCode, attempt.ErrorMessage = rec.ErrorCode, rec.ErrorMessage
 	rec.add(attempt)
 	rec.Exhausted = f.permanent || rec.RetryCount >= rec.MaxRetries
@@ -271,42 +300,41 @@ func (d *delivery) maxRetries() int {
 }
 
 // retry stores the failed outcome and asks for the message again when the record says.
-func (d *delivery) retry() {
+func (d *delivery) retry(ctx context.Context) {
 	at := d.record.NextRetryAt
-	d.finish(settled{source: d.event.Source, outcome: d.outcomeOf(d.record), answer: func() error {
+	d.finish(ctx, settled{source: d.event.Source, outcome: d.outcomeOf(d.record), answer: func() error {
 		return d.msg.NakWithDelay(max(time.Until(at), 0))
 	}})
 }
 
-// dead stores the dead letter and the outcome and ends the message. While the dead letter
-// cannot be stored the message stays, and the handler does not run again.
+// dead buries the exhausted event, stores its outcome and ends the message.
 func (d *delivery) dead(ctx context.Context) {
-	if !d.r.m.persist(ctx, "store dead letter", func() error {
-		return d.r.m.bury(ctx, &d.event, d.record, d.meta.Sequence.Stream)
-	}) {
-		d.r.forget(d)
-		return
-	}
-	code := d.record.ErrorCode
-	d.finish(settled{source: d.event.Source, outcome: d.outcomeOf(d.record), answer: func() error {
-		return d.msg.TermWithReason(code)
-	}})
+	d.bury(ctx, &d.event, d.record, settled{source: d.event.Source, outcome: d.outcomeOf(d.record)})
 }
 
 // reject buries a message that is no event of the mesh; there is no row to settle.
 func (d *delivery) reject(ctx context.Context, why error) {
 	d.r.log.Error().Err(why).Str("subject", d.msg.Subject()).Uint64("stream_seq", d.meta.Sequence.Stream).
 		Msg("message is no event of the mesh, dead-lettered")
-	e := Event{ID: fmt.Sprintf("seq-%d", d.meta.Sequence.Stream), Payload: d.msg.Data()}
+	// Nobody kept room in it for a dead letter's headers.
+	payload := d.msg.Data()[:min(len(d.msg.Data()), int(d.r.m.nc.MaxPayload())-wireReserve)]
+	e := Event{ID: fmt.Sprintf("seq-%d", d.meta.Sequence.Stream), Payload: payload}
 	e.Consumer, e.Type = d.r.m.Names.parseEventSubject(d.msg.Subject())
 	rec := &Record{Subscription: d.r.sub.Name, ErrorCode: CodeMalformed, ErrorMessage: why.Error(), UpdatedAt: time.Now()}
-	if d.r.m.persist(ctx, "store dead letter", func() error {
-		return d.r.m.bury(ctx, &e, rec, d.meta.Sequence.Stream)
-	}) {
-		d.finish(settled{answer: func() error { return d.msg.TermWithReason(CodeMalformed) }})
+	d.bury(ctx, &e, rec, settled{})
+}
+
+// bury stores a dead letter and then ends the message. While the dead letter cannot be stored
+// the message comes back, without its handler, and holds up no others.
+func (d *delivery) bury(ctx context.Context, e *Event, rec *Record, s settled) {
+	if err := d.r.m.bury(ctx, e, rec, d.meta.Sequence.Stream); err != nil {
+		d.r.log.Warn().Err(err).Str("event_id", e.ID).Msg("dead letter not stored, trying again later")
+		delay := d.r.sub.Backoff.delay(int(d.meta.NumDelivered))
+		d.finish(ctx, settled{answer: func() error { return d.msg.NakWithDelay(delay) }})
 		return
 	}
-	d.r.forget(d)
+	s.answer = func() error { return d.msg.TermWithReason(rec.ErrorCode) }
+	d.finish(ctx, s)
 }
 
 func (d *delivery) outcome() Outcome {
@@ -332,8 +360,8 @@ func (d *delivery) outcomeOf(rec *Record) Outcome {
 }
 
 // finish hands the delivery to the outcome writer, which answers the message after the
-// outcome is stored.
-func (d *delivery) finish(s settled) {
+// outcome is stored. When ctx ends before the writer has room, the event is delivered again.
+func (d *delivery) finish(ctx context.Context, s settled) {
 	answer := s.answer
 	s.answer = func() error {
 		err := answer()
@@ -343,33 +371,14 @@ func (d *delivery) finish(s settled) {
 		}
 		return err
 	}
-	d.r.m.outcomes <- s
-}
-
-// A failure is an error with what follows from it.
-type failure struct {
-	code      string
-	err       error
-	permanent bool
-	delay     time.Duration // negative: the backoff decides
-}
-
-func (f *failure) Error() string { return f.err.Error() }
-func (f *failure) Unwrap() error { return f.err }
-
-func classify(err error) failure {
-	f := failure{code: errorCode(err), err: err, delay: -1}
-	if own := (*failure)(nil); errors.As(err, &own) {
-		f.code = own.code
+	select {
+	case d.r.m.outcomes <- s:
+		return
+	default:
 	}
-	if undecodable := (*undecodableError)(nil); errors.As(err, &undecodable) {
-		f.code, f.permanent = CodeUndecodable, true
+	select {
+	case d.r.m.outcomes <- s:
+	case <-ctx.Done():
+		d.r.forget(d)
 	}
-	if permanent := (*PermanentError)(nil); errors.As(err, &permanent) {
-		f.permanent = true
-	}
-	if after := (*RetryAfterError)(nil); errors.As(err, &after) {
-		f.delay = after.Delay
-	}
-	return f
 }

@@ -1,7 +1,6 @@
 package mesh
 
 import (
-	"errors"
 	"fmt"
 	"time"
 )
@@ -67,17 +66,4 @@ func RetryAfter(d time.Duration, err error) error {
 		return nil
 	}
 	return &RetryAfterError{Delay: min(max(d, 0), 24*time.Hour), Err: err}
-}
-
-// coded lets a handler's error choose its own error code.
-type coded interface{ ErrorCode() string }
-
-// errorCode is the stable code of a handler's error: its own, if it has one that is
-// a plain name, else [CodeError].
-func errorCode(err error) string {
-	var c coded
-	if errors.As(err, &c) && validName(c.ErrorCode(), maxConsumer) {
-		return c.ErrorCode()
-	}
-	return CodeError
 }

@@ -70,8 +70,8 @@ type Event struct {
 	// TraceParent and TraceState are the W3C trace context of the writer's span;
 	// filled from the context.
 	TraceParent, TraceState string
-	// MaxRetries is how often delivery is tried again after the first failure.
-	// 0 means the subscription's setting (default 10), [NoRetries] means never.
+	// MaxRetries is how many failures exhaust the event: 3 means three attempts.
+	// 0 means the subscription's setting (default 10), [NoRetries] and 1 mean one attempt.
 	MaxRetries int
 	// Time is when it happened; default: when it was written.
 	Time time.Time
@@ -109,8 +109,29 @@ func (e *Event) Validate() error {
 	if e.MaxRetries < NoRetries || e.MaxRetries > 1000 {
 		add(fieldErrorf("maxRetries", "must be between 0 and 1000 or NoRetries, not %d", e.MaxRetries))
 	}
+	add(e.checkTime())
+	add(e.checkTraceContext())
 	add(checkHeaders(e.Headers))
 	add(e.checkPayload())
+	return errors.Join(errs...)
+}
+
+// checkTime refuses what RFC 3339 has no form for.
+func (e *Event) checkTime() error {
+	if year := e.Time.UTC().Year(); year < 0 || year > 9999 {
+		return fieldErrorf("time", "is in the year %d, outside 0 to 9999", year)
+	}
+	return nil
+}
+
+// checkTraceContext: these two go onto the wire as they are.
+func (e *Event) checkTraceContext() error {
+	var errs []error
+	for _, f := range []struct{ name, value string }{{"traceParent", e.TraceParent}, {"traceState", e.TraceState}} {
+		if !only(f.value, func(c byte) bool { return c >= ' ' && c < 0x7f }) || strings.TrimSpace(f.value) != f.value {
+			errs = append(errs, fieldErrorf(f.name, "must be printable ASCII without outer white space, not %.80q", f.value))
+		}
+	}
 	return errors.Join(errs...)
 }
 
@@ -125,7 +146,7 @@ func (e *Event) checkPayload() error {
 		return err
 	}
 	media, _, err := mime.ParseMediaType(e.ContentType)
-	if err != nil {
+	if err != nil || !strings.Contains(media, "/") {
 		return fieldErrorf("contentType", "is no media type: %.60q", e.ContentType)
 	}
 	if isJSON(media) && !json.Valid(e.Payload) {
@@ -271,21 +292,15 @@ func hasControl(s string) bool {
 func (e *Event) NeededMaxPayload() int { return e.headerSize() + len(e.Payload) + wireReserve }
 
 // CheckWire reports what keeps an event that was not written by this package's rules, but
-// put into the outbox by other hands, from ever being published to a server with the given max_payload.
+// put into the outbox by other hands, from ever being delivered, or dead-lettered, by a
+// server with the given max_payload.
 func (e *Event) CheckWire(maxPayload int) error {
-	errs := []error{checkConsumer(e.Consumer), checkType("eventType", e.Type), checkHeaders(e.Headers)}
+	errs := []error{
+		checkConsumer(e.Consumer), checkType("eventType", e.Type), e.checkTime(), e.checkTraceContext(),
+		checkHeaders(e.Headers), e.CheckSize(maxPayload),
+	}
 	if e.IdempotencyKey != "" {
 		errs = append(errs, ValidateKey(e.IdempotencyKey))
-	}
-	if hasControl(e.TraceParent) || hasControl(e.TraceState) {
-		errs = append(errs, fieldErrorf("headers.traceparent", "holds a control character"))
-	}
-	headers := e.headerSize()
-	if headers > maxHeaderBytes {
-		errs = append(errs, fieldErrorf("headers", "take %d bytes on the wire, more than the limit of %d", headers, maxHeaderBytes))
-	}
-	if size := headers + len(e.Payload); size > maxPayload {
-		errs = append(errs, fieldErrorf("payload", "takes %d bytes with its headers, more than the server's max_payload of %d", size, maxPayload))
 	}
 	return errors.Join(errs...)
 }

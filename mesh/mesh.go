@@ -113,15 +113,12 @@ func (m *Mesh) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := m.VerifyTopology(ctx, m.cfg.Topology); err != nil {
-		return err
+	runners, err := m.start(ctx, subs)
+	if ctx.Err() != nil {
+		return nil
 	}
-	runners := make([]*runner, len(subs))
-	for i, s := range subs {
-		runners[i] = newRunner(m, s)
-		if err := runners[i].bind(ctx); err != nil {
-			return err
-		}
+	if err != nil {
+		return err
 	}
 
 	// Handlers outlive ctx, outcomes outlive handlers.
@@ -140,6 +137,50 @@ func (m *Mesh) Run(ctx context.Context) error {
 	return m.flush()
 }
 
+// start verifies the topology and binds the subscriptions. It waits while the server cannot be
+// reached.
+func (m *Mesh) start(ctx context.Context, subs []*Subscription) ([]*runner, error) {
+	runners := make([]*runner, len(subs))
+	for i, s := range subs {
+		runners[i] = newRunner(m, s)
+	}
+	attempt := func() error {
+		if err := m.VerifyTopology(ctx, m.cfg.Topology); err != nil {
+			return err
+		}
+		for _, r := range runners {
+			if err := r.bind(ctx); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	var refused error
+	m.persist(ctx, "start", func() error {
+		err := attempt()
+		if unreachable(err) {
+			return err
+		}
+		refused = err
+		return nil
+	})
+	return runners, refused
+}
+
+// unreachable tells a server that is away, or busy electing a leader, from one that says no.
+func unreachable(err error) bool {
+	var api *jetstream.APIError
+	if errors.As(err, &api) {
+		return api.ErrorCode == 10008 // JetStream temporarily unavailable
+	}
+	for _, away := range []error{nats.ErrDisconnected, nats.ErrReconnectBufExceeded, nats.ErrTimeout, context.DeadlineExceeded} {
+		if errors.Is(err, away) {
+			return true
+		}
+	}
+	return false
+}
+
 // flush sends what is still in the client's buffer, the last acks among it.
 func (m *Mesh) flush() error {
 	if !m.nc.IsConnected() {
@@ -151,9 +192,10 @@ func (m *Mesh) flush() error {
 	return nil
 }
 
+// clip cuts a text to a length in bytes and makes it valid UTF-8, as JSON and Postgres want it.
 func clip(s string, limit int) string {
 	if len(s) <= limit {
-		return s
+		return strings.ToValidUTF8(s, "\ufffd")
 	}
 	return strings.ToValidUTF8(s[:limit], "") + "…"
 }

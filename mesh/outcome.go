@@ -31,6 +31,9 @@ type Outcome struct {
 // Succeeded reports whether the handler returned without error.
 func (o *Outcome) Succeeded() bool { return o.Code == "" }
 
+// maxSize bounds the outcome's JSON in bytes; a byte of text may take six.
+func (o *Outcome) maxSize() int { return 512 + 6*len(o.Message) }
+
 // An OutcomeBatch is one message of the outcomes stream.
 type OutcomeBatch struct {
 	Instance string    `json:"instance"` // the handler process

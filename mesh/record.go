@@ -44,8 +44,6 @@ type Record struct {
 	Attempts       []Attempt `json:"attempts"` // the latest 20
 	CreatedAt      time.Time `json:"createdAt"`
 	UpdatedAt      time.Time `json:"updatedAt"`
-
-	revision uint64 // 0: not stored yet
 }
 
 // An Attempt is one run of a handler as a [Record] and a [DeadLetter] keep it.
@@ -73,6 +71,9 @@ func (r *Record) add(a Attempt) {
 	}
 }
 
+// headerRoom is kept free of max_payload for the headers of records and outcomes.
+const headerRoom = 1 << 10
+
 // errRecordChanged: another process wrote the record since it was read.
 var errRecordChanged = errors.New("mesh: record changed meanwhile")
 
@@ -87,44 +88,51 @@ func (l ledger) subject(subscription, eventID string) string {
 	return "$KV." + l.names.FailuresBucket() + "." + subscription + "." + eventID
 }
 
-// get returns nil without error when there is no record.
-func (l ledger) get(ctx context.Context, subscription, eventID string) (*Record, error) {
+// get returns nil without error when there is no record. The revision is 0 only where there
+// never was one: a deleted record has the revision of its deletion.
+func (l ledger) get(ctx context.Context, subscription, eventID string) (r *Record, revision uint64, err error) {
 	s, err := l.js.Stream(ctx, "KV_"+l.names.FailuresBucket())
 	if err != nil {
-		return nil, fmt.Errorf("mesh: open failure records: %w", err)
+		return nil, 0, fmt.Errorf("mesh: open failure records: %w", err)
 	}
 	msg, err := s.GetLastMsgForSubject(ctx, l.subject(subscription, eventID))
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return nil, nil
+		return nil, 0, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("mesh: read failure record of event %s: %w", eventID, err)
+		return nil, 0, fmt.Errorf("mesh: read failure record of event %s: %w", eventID, err)
 	}
-	r := &Record{revision: msg.Sequence}
 	if msg.Header.Get("KV-Operation") != "" {
-		return nil, nil // deleted
+		return nil, msg.Sequence, nil // deleted
 	}
-	if err := json.Unmarshal(msg.Data, r); err != nil {
-		return nil, fmt.Errorf("mesh: decode failure record of event %s: %w", eventID, err)
+	if err := json.Unmarshal(msg.Data, &r); err != nil {
+		return nil, 0, fmt.Errorf("mesh: decode failure record of event %s: %w", eventID, err)
 	}
-	return r, nil
+	return r, msg.Sequence, nil
 }
 
-// put stores the record if nobody changed it since it was read, else [errRecordChanged].
-func (l ledger) put(ctx context.Context, r *Record) error {
-	data, err := json.Marshal(r)
-	if err != nil {
-		return fmt.Errorf("mesh: encode failure record of event %s: %w", r.EventID, err)
-	}
-	ack, err := l.js.PublishMsg(ctx, &nats.Msg{Subject: l.subject(r.Subscription, r.EventID), Data: data},
-		jetstream.WithExpectLastSequencePerSubject(r.revision))
-	if err != nil {
-		if isConflict(err) {
-			return errRecordChanged
+// put stores the record if its revision is still the given one, else [errRecordChanged]. Of a
+// record that is larger than the server's max_payload the oldest attempts go.
+func (l ledger) put(ctx context.Context, r *Record, revision uint64) error {
+	var data []byte
+	for {
+		var err error
+		if data, err = json.Marshal(r); err != nil {
+			return fmt.Errorf("mesh: encode failure record of event %s: %w", r.EventID, err)
 		}
+		if len(data) <= int(l.js.Conn().MaxPayload())-headerRoom || len(r.Attempts) <= 1 {
+			break
+		}
+		r.Attempts = r.Attempts[1:]
+	}
+	_, err := l.js.PublishMsg(ctx, &nats.Msg{Subject: l.subject(r.Subscription, r.EventID), Data: data},
+		jetstream.WithExpectLastSequencePerSubject(revision))
+	if isConflict(err) {
+		return errRecordChanged
+	}
+	if err != nil {
 		return fmt.Errorf("mesh: write failure record of event %s: %w", r.EventID, err)
 	}
-	r.revision = ack.Sequence
 	return nil
 }
 

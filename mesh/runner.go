@@ -2,11 +2,13 @@ package mesh
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
 )
@@ -24,11 +26,12 @@ type runner struct {
 
 	slots     chan struct{} // one for each handler that may run
 	abandoned chan struct{} // one for each handler that ignored its timeout and still runs
-	draining  atomic.Bool
 	running   sync.WaitGroup
 
 	mu     sync.Mutex
-	active map[*delivery]struct{}
+	active map[*delivery]struct{} // taken and not answered yet
+	held   int                    // of those, the ones whose handler waits for a slot or has one
+	left   chan struct{}          // told when held shrinks
 }
 
 func newRunner(m *Mesh, sub *Subscription) *runner {
@@ -37,6 +40,7 @@ func newRunner(m *Mesh, sub *Subscription) *runner {
 		slots:     make(chan struct{}, sub.Concurrency),
 		abandoned: make(chan struct{}, sub.Concurrency),
 		active:    map[*delivery]struct{}{},
+		left:      make(chan struct{}, 1),
 	}
 }
 
@@ -80,59 +84,118 @@ func (r *runner) run(ctx context.Context) {
 	}
 }
 
-// consume delivers messages to handlers until ctx ends or the durable is gone.
+// consume takes as many messages as there is room for. The client's own buffer stays empty that
+// way: a message that waited in it would send no sign of life and be delivered twice.
 func (r *runner) consume(ctx, handlers context.Context) error {
 	if r.consumer == nil {
 		if err := r.bind(ctx); err != nil {
 			return err
 		}
 	}
-	r.draining.Store(false)
+	room := r.awaitRoom(ctx)
+	if ctx.Err() != nil {
+		return nil
+	}
+	var taken atomic.Int64
+	silent := make(chan struct{}, 1)
 	cc, err := r.consumer.Consume(
-		func(msg jetstream.Msg) { r.take(ctx, handlers, msg) },
-		jetstream.PullMaxMessages(r.sub.Concurrency),
+		func(msg jetstream.Msg) {
+			taken.Add(1)
+			r.take(ctx, handlers, msg)
+		},
+		jetstream.PullMaxMessages(room),
+		jetstream.StopAfter(room),
 		// With the defaults a lost server is noticed only after 30 s.
 		jetstream.PullExpiry(5*time.Second),
 		jetstream.PullHeartbeat(time.Second),
 		jetstream.ConsumeErrHandler(func(_ jetstream.ConsumeContext, err error) {
 			r.log.Debug().Err(err).Msg("pull")
+			if errors.Is(err, jetstream.ErrNoHeartbeat) || errors.Is(err, nats.ErrNoResponders) {
+				select {
+				case silent <- struct{}{}:
+				default:
+				}
+			}
 		}),
 	)
 	if err != nil {
 		r.consumer = nil
 		return fmt.Errorf("mesh: consume %s: %w", r.m.Names.OwnerDurable(r.sub.Name), err)
 	}
-	select {
-	case <-cc.Closed():
-		r.consumer = nil
-		return fmt.Errorf("mesh: durable %s was deleted", r.m.Names.OwnerDurable(r.sub.Name))
-	case <-ctx.Done():
+	closed := cc.Closed()
+	for {
+		select {
+		case <-closed:
+			if taken.Load() == int64(room) {
+				return nil
+			}
+			r.consumer = nil
+			return fmt.Errorf("mesh: durable %s was deleted", r.m.Names.OwnerDurable(r.sub.Name))
+		case <-silent:
+			// The client waits for a durable that went with its server's store for ever.
+			if err := r.missing(ctx); err != nil {
+				cc.Drain()
+				<-closed
+				r.consumer = nil
+				return err
+			}
+		case <-ctx.Done():
+			// What is still on its way here is handed back.
+			cc.Drain()
+			<-closed
+			return nil
+		}
 	}
-	// What waits in the client's buffer is handed back, not started.
-	r.draining.Store(true)
-	cc.Drain()
-	<-cc.Closed()
+}
+
+// missing is an error if the durable does not exist any more.
+func (r *runner) missing(ctx context.Context) error {
+	_, err := r.consumer.Info(ctx)
+	if errors.Is(err, jetstream.ErrConsumerNotFound) || errors.Is(err, jetstream.ErrStreamNotFound) {
+		return fmt.Errorf("mesh: durable %s is gone: %w", r.m.Names.OwnerDurable(r.sub.Name), err)
+	}
 	return nil
 }
 
-// take starts a handler for a message once a slot is free.
-func (r *runner) take(ctx, handlers context.Context, msg jetstream.Msg) {
-	select {
-	case r.slots <- struct{}{}:
-	case <-ctx.Done():
-	}
-	if ctx.Err() != nil || r.draining.Load() {
-		if err := msg.Nak(); err != nil {
-			r.log.Debug().Err(err).Msg("hand back")
+// awaitRoom waits until a round trip to the server is worth its while and returns the number of
+// messages to ask for: what runs and what waits here are at most Concurrency each.
+func (r *runner) awaitRoom(ctx context.Context) int {
+	for {
+		r.mu.Lock()
+		room := 2*r.sub.Concurrency - r.held
+		r.mu.Unlock()
+		if room >= (r.sub.Concurrency+1)/2 {
+			return room
 		}
-		return
+		select {
+		case <-r.left:
+		case <-ctx.Done():
+			return 0
+		}
 	}
+}
+
+// take holds a message, which from now on is kept alive, and runs its handler once a slot is
+// free.
+func (r *runner) take(ctx, handlers context.Context, msg jetstream.Msg) {
 	d := &delivery{r: r, msg: msg, startedAt: time.Now()}
 	r.mu.Lock()
 	r.active[d] = struct{}{}
+	r.held++
 	r.mu.Unlock()
 	r.running.Add(1)
-	go d.run(handlers)
+	go d.run(ctx, handlers)
+}
+
+// leave makes room for another message.
+func (r *runner) leave() {
+	r.mu.Lock()
+	r.held--
+	r.mu.Unlock()
+	select {
+	case r.left <- struct{}{}:
+	default:
+	}
 }
 
 // watch keeps unanswered messages alive on the server and settles those whose handler

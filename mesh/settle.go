@@ -8,13 +8,15 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// Outcomes are stored in batches, up to outcomeBatch of them or what comes within
-// outcomeWait; the bytes keep a batch of long error messages below max_payload.
+// Outcomes are stored in batches, up to outcomeBatch of them, what comes within
+// outcomeWait, or what max_payload allows.
 const (
-	outcomeBatch      = 500
-	outcomeBatchBytes = 32 << 10
-	outcomeWait       = 5 * time.Millisecond
-	outcomesInFlight  = 8 // batches published and not yet acked
+	outcomeBatch     = 500
+	outcomeWait      = 5 * time.Millisecond
+	outcomesInFlight = 8 // batches published and not yet acked
+
+	// largestOutcome bounds the JSON of one outcome and of what stands around the batch.
+	largestOutcome = 16 << 10
 )
 
 // settled is an attempt that ended: its outcome is to be stored, then its message to be
@@ -59,17 +61,18 @@ func (m *Mesh) collect() (batches map[string][]settled, open bool) {
 		return nil, false
 	}
 	batches = map[string][]settled{first.source: {first}}
-	size, n := len(first.outcome.Message), 1
+	size, n := first.outcome.maxSize(), 1
+	room := int(m.nc.MaxPayload()) - largestOutcome
 	timer := time.NewTimer(outcomeWait)
 	defer timer.Stop()
-	for n < outcomeBatch && size < outcomeBatchBytes {
+	for n < outcomeBatch && size < room {
 		select {
 		case s, open := <-m.outcomes:
 			if !open {
 				return batches, false
 			}
 			batches[s.source] = append(batches[s.source], s)
-			size, n = size+len(s.outcome.Message), n+1
+			size, n = size+s.outcome.maxSize(), n+1
 		case <-timer.C:
 			return batches, true
 		}

@@ -38,12 +38,12 @@ type Subscription struct {
 	// Name of the subscription and its durable: 1 to 64 of A-Z a-z 0-9 _ -. Default: the
 	// consumer. A subscription that owns several consumers needs a name.
 	Name string
-	// MaxRetries for events that bring none of their own; default 10, [NoRetries] for none.
+	// MaxRetries for events that bring none of their own, see [Event]; default 10.
 	MaxRetries int
 	// Concurrency is how many handlers run at once in this process, and how many messages
-	// are fetched ahead; default 16, at most 10,000.
+	// are fetched ahead; default 16, at most 10,000. Fetched messages are kept alive too.
 	Concurrency int
-	// Timeout of one handler run; default 10 min.
+	// Timeout of one handler run; default 10 min, at most 1000 h.
 	Timeout time.Duration
 	// AckWait is how long the server waits for a sign of life before it delivers again;
 	// default 30 s, at least 1 s. Running handlers send one every third of it.
@@ -61,6 +61,9 @@ type route struct{ consumer, eventType string }
 // is decoded from JSON into T; fields that T does not have are ignored, so that producers
 // may add some. A payload that does not decode is dead-lettered at once.
 func On[T any](consumer, eventType string, fn func(context.Context, Delivery[T]) error) Subscription {
+	if fn == nil {
+		return OnRaw(consumer, eventType, nil)
+	}
 	return OnRaw(consumer, eventType, func(ctx context.Context, raw Delivery[[]byte]) error {
 		d := Delivery[T]{Event: raw.Event, Subscription: raw.Subscription, Attempt: raw.Attempt, Redelivered: raw.Redelivered}
 		if err := json.Unmarshal(raw.Data, &d.Data); err != nil {
@@ -168,6 +171,9 @@ func agree[T comparable](errs *[]error, name, field string, have *T, want T) {
 	}
 }
 
+// maxWait keeps times that are reckoned from a setting far from overflow.
+const maxWait = 1000 * time.Hour
+
 // complete fills in defaults and checks bounds.
 func (s *Subscription) complete() error {
 	var errs []error
@@ -185,9 +191,10 @@ func (s *Subscription) complete() error {
 	check(validName(s.Name, maxConsumer), "name", "1 to 64 of A-Z a-z 0-9 _ -", fmt.Sprintf("%.80q", s.Name))
 	check(s.MaxRetries >= NoRetries && s.MaxRetries <= 1000, "maxRetries", "between 0 and 1000 or NoRetries", s.MaxRetries)
 	check(s.Concurrency >= 1 && s.Concurrency <= 10_000, "concurrency", "between 1 and 10,000", s.Concurrency)
-	check(s.Timeout > 0, "timeout", "positive", s.Timeout)
-	check(s.AckWait >= time.Second, "ackWait", "at least 1s", s.AckWait)
-	check(s.Backoff.Base > 0 && s.Backoff.Cap >= s.Backoff.Base, "backoff", "positive, with a cap of at least the base", s.Backoff)
+	check(s.Timeout > 0 && s.Timeout <= maxWait, "timeout", "positive, at most 1000h", s.Timeout)
+	check(s.AckWait >= time.Second && s.AckWait <= maxWait, "ackWait", "between 1s and 1000h", s.AckWait)
+	check(s.Backoff.Base > 0 && s.Backoff.Cap >= s.Backoff.Base && s.Backoff.Cap <= maxWait,
+		"backoff", "positive, with a cap between the base and 1000h", s.Backoff)
 	return errors.Join(errs...)
 }
 

@@ -176,10 +176,12 @@ func compareStream(want, got jetstream.StreamConfig) error {
 	check("allow_direct", got.AllowDirect, want.AllowDirect)
 	check("allow_rollup_hdrs", got.AllowRollup, want.AllowRollup)
 	check("allow_msg_schedules", got.AllowMsgSchedules, want.AllowMsgSchedules)
+	check("allow_msg_ttl", got.AllowMsgTTL, want.AllowMsgTTL)
 	check("deny_delete", got.DenyDelete, want.DenyDelete)
 	check("deny_purge", got.DenyPurge, want.DenyPurge)
 	check("no_ack", got.NoAck, want.NoAck)
 	check("sealed", got.Sealed, want.Sealed)
+	check("subject_transform", got.SubjectTransform != nil, want.SubjectTransform != nil)
 	check("mirror", got.Mirror != nil, want.Mirror != nil)
 	check("sources", len(got.Sources), len(want.Sources))
 	if len(diff) > 0 {
@@ -190,6 +192,12 @@ func compareStream(want, got jetstream.StreamConfig) error {
 
 // checkServer refuses a server that is too old, allows too little, or has no JetStream.
 func (m *Mesh) checkServer(ctx context.Context) error {
+	switch {
+	case m.nc.IsClosed():
+		return fmt.Errorf("mesh: ask the server: %w", nats.ErrConnectionClosed)
+	case !m.nc.IsConnected():
+		return fmt.Errorf("mesh: ask the server: %w", nats.ErrDisconnected)
+	}
 	if v := m.nc.ConnectedServerVersion(); !versionAtLeast(v, minServerVersion) {
 		return fmt.Errorf("mesh: nats-server %s is too old, %s or newer is needed", v, minServerVersion)
 	}

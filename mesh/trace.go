@@ -63,8 +63,9 @@ func (e *Event) traceContext(ctx context.Context) context.Context {
 }
 
 func parseTraceParent(parent, state string) (trace.SpanContext, bool) {
-	// 00-<32 hex>-<16 hex>-<2 hex>; later versions may be longer, never shorter.
-	if len(parent) < 55 || parent[2] != '-' || parent[35] != '-' || parent[52] != '-' {
+	// 00-<32 hex>-<16 hex>-<2 hex>; later versions may be longer, never shorter; ff is none.
+	if len(parent) < 55 || parent[2] != '-' || parent[35] != '-' || parent[52] != '-' ||
+		parent[:2] == "ff" || parent[:2] == "00" && len(parent) > 55 {
 		return trace.SpanContext{}, false
 	}
 	traceID, err1 := trace.TraceIDFromHex(parent[3:35])

@@ -1,12 +1,14 @@
 package mesh
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/nats-io/nats.go"
 )
@@ -131,15 +133,16 @@ func (e *Event) Message(subject, msgID string) *nats.Msg {
 }
 
 // ParseMessage reads an event from a message's header and data, which it keeps. Header keys
-// are compared without regard to case, as CloudEvents demands. Whatever is not the
-// mesh's own and not the server's (Nats-*) is a user header.
+// are compared without regard to case, as CloudEvents demands. User headers are those that
+// a writer can set, see [Event]; the server's (Nats-*) and what else there is are left out. Id,
+// source, consumer and type are good for subjects and keys.
 func ParseMessage(header nats.Header, data []byte) (Event, error) {
 	e := Event{Payload: data}
 	var version string
 	var err error
-	text := func(dst *string, value string) {
-		if err == nil {
-			*dst, err = percentDecode(value)
+	text := func(dst *string, key, value string) {
+		if *dst = percentDecode(value); !utf8.ValidString(*dst) {
+			err = fieldErrorf(key, "is not valid UTF-8: %.60q", value)
 		}
 	}
 	number := func(dst *int, key, value string) {
@@ -159,42 +162,41 @@ func ParseMessage(header nats.Header, data []byte) (Event, error) {
 		case hdrSpecVersion:
 			version = value
 		case hdrID:
-			text(&e.ID, value)
+			text(&e.ID, lower, value)
 		case hdrSource:
-			text(&e.Source, value)
+			text(&e.Source, lower, value)
 		case hdrType:
-			text(&e.Type, value)
+			text(&e.Type, lower, value)
 		case hdrSubject:
-			text(&e.AggregateID, value)
+			text(&e.AggregateID, lower, value)
 		case hdrTime:
 			t, timeErr := time.Parse(time.RFC3339Nano, value)
-			if timeErr != nil {
+			if e.Time = t; timeErr != nil || e.checkTime() != nil {
 				err = fieldErrorf(hdrTime, "is no RFC 3339 time: %.60q", value)
 			}
-			e.Time = t
 		case hdrContentType:
-			text(&e.ContentType, value)
+			text(&e.ContentType, lower, value)
 		case hdrConsumer:
-			text(&e.Consumer, value)
+			text(&e.Consumer, lower, value)
 		case hdrAggregateType:
-			text(&e.AggregateType, value)
+			text(&e.AggregateType, lower, value)
 		case hdrIdempotencyKey:
-			text(&e.IdempotencyKey, value)
+			text(&e.IdempotencyKey, lower, value)
 		case hdrTraceID:
-			text(&e.TraceID, value)
+			text(&e.TraceID, lower, value)
 		case hdrTraceParent:
 			e.TraceParent = value
 		case hdrTraceState:
 			e.TraceState = value
 		case hdrMaxRetries:
-			number(&e.MaxRetries, key, value)
+			number(&e.MaxRetries, lower, value)
 			if e.MaxRetries == 0 {
 				e.MaxRetries = NoRetries
 			}
 		case hdrGeneration:
-			number(&e.Generation, key, value)
+			number(&e.Generation, lower, value)
 		default:
-			if strings.HasPrefix(lower, "nats-") {
+			if reservedHeader(lower) || !validHeaderKey(key) {
 				continue
 			}
 			if e.Headers == nil {
@@ -205,13 +207,17 @@ func ParseMessage(header nats.Header, data []byte) (Event, error) {
 	}
 	switch {
 	case err != nil:
-		return e, fmt.Errorf("mesh: message is no event: %w", err)
 	case version != "1.0":
-		return e, fmt.Errorf("mesh: message is no event: %w", fieldErrorf(hdrSpecVersion, "is %.20q, not 1.0", version))
-	case e.ID == "":
-		return e, fmt.Errorf("mesh: message is no event: %w", fieldErrorf(hdrID, "is missing"))
-	case e.Consumer == "" || e.Type == "":
-		return e, fmt.Errorf("mesh: message is no event: %w", fieldErrorf(hdrConsumer+" or "+hdrType, "is missing"))
+		err = fieldErrorf(hdrSpecVersion, "is %.20q, not 1.0", version)
+	case !validName(e.ID, maxConsumer):
+		err = fieldErrorf(hdrID, "must be 1 to %d of A-Z a-z 0-9 _ -, not %.80q", maxConsumer, e.ID)
+	case e.Source != "" && !validName(e.Source, maxConsumer):
+		err = fieldErrorf(hdrSource, "must be 1 to %d of A-Z a-z 0-9 _ -, not %.80q", maxConsumer, e.Source)
+	default:
+		err = errors.Join(checkConsumer(e.Consumer), checkType(hdrType, e.Type))
+	}
+	if err != nil {
+		return e, fmt.Errorf("mesh: message is no event: %w", err)
 	}
 	return e, nil
 }
@@ -238,9 +244,9 @@ func plainByte(c byte) bool { return c > ' ' && c < 0x7f && c != '"' && c != '%'
 
 // percentDecode reads it back. A percent sign that begins no %XX stands for itself, as
 // the bindings advise.
-func percentDecode(s string) (string, error) {
+func percentDecode(s string) string {
 	if strings.IndexByte(s, '%') < 0 {
-		return s, nil
+		return s
 	}
 	b := make([]byte, 0, len(s))
 	for i := 0; i < len(s); i++ {
@@ -253,10 +259,7 @@ func percentDecode(s string) (string, error) {
 		}
 		b = append(b, s[i])
 	}
-	if strings.ToValidUTF8(string(b), "") != string(b) {
-		return "", fieldErrorf("header", "decodes to invalid UTF-8: %.60q", s)
-	}
-	return string(b), nil
+	return string(b)
 }
 
 // HeaderKeys lists the user headers in order, for whoever prints them.

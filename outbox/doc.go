@@ -27,6 +27,14 @@
 // every transaction that was open when it was seen has ended. A transaction that stays open for
 // hours delays that forgetting and nothing else; nothing waits for it.
 //
+// # Two outboxes
+//
+// An outbox is named by an id made at migration, and bound to its database: a copy of the database
+// takes an id of its own, so that no relay settles the rows of another. An event that a publish
+// finds to be in the stream already, by message id, is verified against the message: it is this
+// very event, or the same action written to another outbox (then the row becomes skipped), or another
+// action under the same key (then it is published under key, consumer and type).
+//
 // Rows the relay leaves behind are tracked: those whose consumer has no durable yet, those
 // long under way, and failed ones. A partial index finds them; everything below meta.relay_low
 // is settled or tracked, and that is where a new relay starts to read.

@@ -26,10 +26,12 @@ type RelayConfig struct {
 
 const (
 	markAfter     = 200 * time.Millisecond // an event settled sooner is never marked
-	trackInterval = 15 * time.Second       // between sweeps that let relay_low advance
 	ackTimeout    = 10 * time.Second       // then a publish counts as unknown and is repeated
 	bytesInFlight = 64 << 20
 )
+
+// trackInterval is the time between sweeps that let relay_low advance.
+var trackInterval = 15 * time.Second
 
 // A Relay publishes what was committed to an outbox, and settles its rows by the outcomes
 // that come back. Any number of processes may run one for the same outbox: one works, the
@@ -221,8 +223,10 @@ func (r *Relay) validate(ctx context.Context) error {
 func (s *session) open(ctx context.Context) error {
 	s.maxPayload = int(s.m.Conn().MaxPayload())
 	var low int64
-	err := s.db.QueryRow(ctx, s.cfg.Schema.sql(`update {{schema}}.meta set max_payload = $1, relay_asleep = false returning source_id::text, relay_low`), s.maxPayload).
-		Scan(&s.sourceID, &low)
+	err := s.db.QueryRow(ctx, s.cfg.Schema.sql(`
+		update {{schema}}.meta set max_payload = $1, relay_asleep = false, home = {{schema}}.home(),
+			source_id = case when home = {{schema}}.home() then source_id else gen_random_uuid() end
+		returning source_id::text, relay_low`), s.maxPayload).Scan(&s.sourceID, &low)
 	if err != nil {
 		return fmt.Errorf("read table meta: %w", err)
 	}

@@ -66,7 +66,7 @@ Exit codes: 0 done, 1 failed, 2 the command line is wrong.`,
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	s.register(root.PersistentFlags())
 	root.PersistentPreRunE = func(*cobra.Command, []string) error { return s.complete() }
-	root.AddCommand(newServe(&s), newMigrate(&s))
+	root.AddCommand(newServe(&s), newMigrate(&s), newDev(&s), newBench(&s), newNATSServer())
 	return root
 }
 

@@ -114,7 +114,11 @@ func (s *settings) connectNATS(ctx context.Context, log zerolog.Logger) (*nats.C
 	}
 	nc, err := mesh.Connect(s.natsURL,
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { log.Warn().Err(err).Msg("NATS") }),
-		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { log.Warn().Err(err).Msg("NATS is away") }),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if err != nil { // nil when we close it ourselves
+				log.Warn().Err(err).Msg("NATS is away")
+			}
+		}),
 		nats.ReconnectHandler(func(*nats.Conn) { log.Info().Msg("NATS is back") }),
 	)
 	if err != nil {

@@ -51,6 +51,11 @@ func On(tb testing.TB, pool *pgxpool.Pool, nc *nats.Conn) *Env {
 	return e
 }
 
+// WithPool is an outbox without a mesh, for what Postgres does alone.
+func WithPool(tb testing.TB, pool *pgxpool.Pool) *Env {
+	return &Env{tb: tb, Pool: pool, Log: Logger(tb)}
+}
+
 // Migrate is what a database for tests is prepared with.
 func Migrate(ctx context.Context, url string) error {
 	conn, err := pgx.Connect(ctx, url)

@@ -69,7 +69,12 @@ func start(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(opts.StoreDir, 0o700); err != nil {
+	// The folders above may lead other users to their own, as to a private Postgres's.
+	err = os.MkdirAll(filepath.Dir(opts.StoreDir), 0o711)
+	if err == nil {
+		err = os.MkdirAll(opts.StoreDir, 0o700)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("store folder: %w", err)
 	}
 	lock := flock.New(filepath.Join(opts.StoreDir, ".jetmesh.lock"))

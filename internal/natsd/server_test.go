@@ -81,23 +81,6 @@ func TestStartSaysWhatIsWrong(t *testing.T) {
 	start(t, natsd.Config{StoreDir: free, Port: -1}) // no failed start kept the folder
 }
 
-func TestListensOnLoopbackUnlessToldOtherwise(t *testing.T) {
-	for _, test := range []struct{ config, host, want string }{
-		{"", "", "127.0.0.1"},
-		{"jetstream {}", "", "127.0.0.1"},
-		{`host: "0.0.0.0"`, "127.0.0.2", "127.0.0.2"},
-	} {
-		s := start(t, natsd.Config{ConfigText: []byte(test.config), Host: test.host, Port: -1})
-		if addr := connect(t, s.URL()).ConnectedAddr(); !strings.HasPrefix(addr, test.want+":") {
-			t.Errorf("config %q and host %q listen on %s, want %s", test.config, test.host, addr, test.want)
-		}
-	}
-	everywhere := start(t, natsd.Config{ConfigText: []byte(`host: "0.0.0.0"`), Port: -1})
-	if url := everywhere.URL(); !strings.HasPrefix(url, "nats://127.0.0.1:") {
-		t.Errorf("URL %s is not for clients", url)
-	}
-}
-
 func TestPortOfTheConfiguration(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -48,10 +48,20 @@ func URL(tb testing.TB, template func(ctx context.Context, url string) error) st
 	return url
 }
 
-// Pool is URL with a pool of connections to the database, closed when the test ends.
+// poolSize is more than the driver's default on a small machine, with which a test
+// could run out of connections on one machine only.
+const poolSize = 16
+
+// Pool is URL with a pool of at most 16 connections to the database, closed when the
+// test ends.
 func Pool(tb testing.TB, template func(ctx context.Context, url string) error) *pgxpool.Pool {
 	tb.Helper()
-	pool, err := pgxpool.New(context.Background(), URL(tb, template))
+	cfg, err := pgxpool.ParseConfig(URL(tb, template))
+	if err != nil {
+		tb.Fatalf("pgtest: %v", err)
+	}
+	cfg.MaxConns = poolSize
+	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
 	if err != nil {
 		tb.Fatalf("pgtest: %v", err)
 	}

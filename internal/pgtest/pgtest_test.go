@@ -11,8 +11,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"go.uber.org/goleak"
-
-	"jetmesh/internal/postgres"
 )
 
 func TestMain(m *testing.M) {
@@ -61,8 +59,10 @@ func TestEveryTestHasItsOwnDatabase(t *testing.T) {
 			})
 		}
 	})
-	if n := migrations.Load(); n != 1 {
-		t.Errorf("the template ran %d times, want once", n)
+	before := migrations.Load()
+	URL(t, migrate)
+	if before == 0 || migrations.Load() != before {
+		t.Errorf("the template ran %d times and again, want once", before)
 	}
 }
 
@@ -85,6 +85,20 @@ func TestDatabaseIsDroppedWithItsConnections(t *testing.T) {
 	}
 }
 
+func TestPoolDoesNotDependOnTheMachine(t *testing.T) {
+	pool := Pool(t, nil)
+	for range poolSize {
+		conn, err := pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Release()
+	}
+	if n := pool.Stat().AcquiredConns(); n != poolSize {
+		t.Errorf("%d connections at once, want %d", n, poolSize)
+	}
+}
+
 func TestEmptyDatabase(t *testing.T) {
 	var tables int
 	err := Pool(t, nil).QueryRow(t.Context(), "select count(*) from pg_tables where schemaname = 'public'").Scan(&tables)
@@ -94,7 +108,8 @@ func TestEmptyDatabase(t *testing.T) {
 }
 
 func TestTemplateThatFails(t *testing.T) {
-	Pool(t, nil) // the server is there
+	URL(t, nil) // the server is there
+	h := &home{opened: true, admin: shared.admin}
 	broken, runs := errors.New("migration 3"), 0
 	for name, template := range map[string]func(context.Context, string) error{
 		"migration 3":       func(context.Context, string) error { runs++; return broken },
@@ -107,7 +122,7 @@ func TestTemplateThatFails(t *testing.T) {
 						err = errors.New("template: it did not return")
 					}
 				}()
-				return shared.clone(template)
+				return h.clone(template)
 			}()
 			if err == nil || !strings.Contains(err.Error(), "template: "+name) {
 				t.Errorf("clone() = %v, want %q", err, name)
@@ -116,6 +131,11 @@ func TestTemplateThatFails(t *testing.T) {
 	}
 	if runs != 2 {
 		t.Errorf("%d runs of two templates, want one each", runs)
+	}
+	for _, s := range h.sources {
+		if err := h.admin.drop(s.name); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
@@ -143,7 +163,7 @@ func TestServerOfItsOwn(t *testing.T) {
 }
 
 func TestNothingStaysOnANamedServer(t *testing.T) {
-	var s *postgres.Server = Server(t, false)
+	s := Server(t, false)
 	t.Setenv(urlVariable, s.URL("postgres"))
 	var h home
 	url, drop, err := h.clone(migrate)

@@ -133,8 +133,14 @@ func until(t *testing.T, what string, condition func() bool) {
 	}
 }
 
-// gone reports that no process, not even a dead one, has this id.
-func gone(pid int) bool { return syscall.Kill(pid, 0) == syscall.ESRCH }
+// gone reports that a process has ended, buried or not: who buries orphans may be slow.
+func gone(pid int) bool {
+	if syscall.Kill(pid, 0) == syscall.ESRCH {
+		return true
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && strings.Contains(string(stat), ") Z ")
+}
 
 func number(t *testing.T, text string) int {
 	t.Helper()

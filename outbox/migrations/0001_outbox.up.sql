@@ -4,6 +4,9 @@ create table {{schema}}.meta (
     only_row     boolean primary key default true check (only_row),
     -- Made here, not configured, so that no outbox can take another's outcomes.
     source_id    uuid not null default gen_random_uuid(),
+    -- The database it was made for. In a copy of the database (a template, a restored dump) the
+    -- relay finds another one, and takes a source id of its own.
+    home         text not null,
     -- max_payload of the NATS server, as the relay met it: what Write measures events by.
     max_payload  integer not null default 1048576,
     -- The relay waits for a notification; only then do writers send one.
@@ -12,7 +15,11 @@ create table {{schema}}.meta (
     relay_low    bigint not null default 0
 ) with (fillfactor = 20); -- updated all the time: room for new versions in the one page
 
-insert into {{schema}}.meta default values;
+create function {{schema}}.home() returns text language sql stable as $$
+    select c.system_identifier || '/' || d.oid from pg_control_system() c, pg_database d where d.datname = current_database()
+$$;
+
+insert into {{schema}}.meta (home) values ({{schema}}.home());
 
 create table {{schema}}.outbox (
     seq             bigint generated always as identity,

@@ -1,0 +1,2 @@
+// Package internal holds what only tests and the command share.
+package internal

@@ -1,0 +1,3 @@
+package mesh_test
+
+func maybeHandlerMain() {}
