@@ -60,9 +60,13 @@ func (m *Mesh) bury(ctx context.Context, e *Event, r *Record, streamSeq uint64) 
 	}
 }
 
+// publishTimeout is short, since a server that dies takes its answer with it, and harmless,
+// since what is published here may be stored twice.
+const publishTimeout = 2 * time.Second
+
 // publish stores a message or says why not.
 func (m *Mesh) publish(ctx context.Context, msg *nats.Msg) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
 	if _, err := m.js.PublishMsg(ctx, msg); err != nil {
 		return fmt.Errorf("mesh: publish to %s: %w", msg.Subject, err)

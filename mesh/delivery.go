@@ -34,14 +34,7 @@ type delivery struct {
 // run waits for a slot, handles the message and settles it. ctx ends when the runner is to
 // start no more handlers, handlers when it cuts them off.
 func (d *delivery) run(ctx, handlers context.Context) {
-	select {
-	case d.r.slots <- struct{}{}:
-	case <-ctx.Done():
-		d.handBack()
-		return
-	}
-	if ctx.Err() != nil {
-		<-d.r.slots
+	if !d.r.slot(ctx) {
 		d.handBack()
 		return
 	}

@@ -127,6 +127,8 @@ func (e *env) mesh(cfg mesh.Config, opts ...nats.Option) *mesh.Mesh {
 	return m
 }
 
+func userInfo(user string) nats.Option { return nats.UserInfo(user, "p") }
+
 // A process stands for one process of a service.
 type process struct {
 	*mesh.Mesh
@@ -222,6 +224,31 @@ func (e *env) publishRaw(subject string, header nats.Header, data []byte) uint64
 		e.t.Fatal(err)
 	}
 	return ack.Sequence
+}
+
+// fill publishes to a subject until its stream is full.
+func (e *env) fill(subject string) {
+	e.t.Helper()
+	for size := 1000; size > 0; {
+		_, err := e.js.Publish(e.t.Context(), subject, make([]byte, size))
+		if api := (*jetstream.APIError)(nil); errors.As(err, &api) && api.ErrorCode == 10077 {
+			size /= 2
+		} else if err != nil {
+			e.t.Fatal(err)
+		}
+	}
+}
+
+// empty purges a stream.
+func (e *env) empty(stream string) {
+	e.t.Helper()
+	s, err := e.js.Stream(e.t.Context(), stream)
+	if err == nil {
+		err = s.Purge(e.t.Context())
+	}
+	if err != nil {
+		e.t.Fatal(err)
+	}
 }
 
 // durable is the state of a subscription's durable; nil if there is none.
@@ -325,16 +352,18 @@ func (e *env) awaitOutcome(id string, n int) instanceOutcome {
 	return got[n-1]
 }
 
-// awaitFinal waits for the outcome after which an event does not run again.
+// awaitFinal waits for the outcome after which an event does not run again. As a row does, it
+// goes by generation and attempt: after a fault an older outcome may be told later.
 func (e *env) awaitFinal(id string) instanceOutcome {
 	e.t.Helper()
 	var last instanceOutcome
 	await(e.t, "the final outcome of event "+id, func() bool {
-		all := e.outcomesOf(id)
-		if len(all) > 0 {
-			last = all[len(all)-1]
+		for _, o := range e.outcomesOf(id) {
+			if cmp.Or(cmp.Compare(o.Generation, last.Generation), cmp.Compare(o.Attempt, last.Attempt)) >= 0 {
+				last = o
+			}
 		}
-		return len(all) > 0 && (last.Succeeded() || last.Exhausted)
+		return last.EventID == id && (last.Succeeded() || last.Exhausted)
 	})
 	return last
 }

@@ -187,6 +187,25 @@ func (r *runner) take(ctx, handlers context.Context, msg jetstream.Msg) {
 	go d.run(ctx, handlers)
 }
 
+// slot waits for a handler's slot, until ctx ends. A message that waited as long as AckWait is
+// better off with a process that has one free.
+func (r *runner) slot(ctx context.Context) bool {
+	wait := time.NewTimer(r.sub.AckWait)
+	defer wait.Stop()
+	select {
+	case r.slots <- struct{}{}:
+	case <-wait.C:
+		return false
+	case <-ctx.Done():
+		return false
+	}
+	if ctx.Err() != nil {
+		<-r.slots
+		return false
+	}
+	return true
+}
+
 // leave makes room for another message.
 func (r *runner) leave() {
 	r.mu.Lock()

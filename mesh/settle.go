@@ -86,11 +86,7 @@ func (m *Mesh) storeOutcomes(ctx context.Context, source string, batch []settled
 	if source == "" {
 		return true
 	}
-	doc := OutcomeBatch{Instance: m.cfg.Instance, Outcomes: make([]Outcome, len(batch))}
-	for i, s := range batch {
-		doc.Outcomes[i] = s.outcome
-	}
-	data, err := json.Marshal(doc)
+	data, err := encodeOutcomes(m.cfg.Instance, batch)
 	if err != nil {
 		m.log.Error().Err(err).Msg("outcomes cannot be encoded; their events will be delivered again")
 		return false
@@ -98,6 +94,14 @@ func (m *Mesh) storeOutcomes(ctx context.Context, source string, batch []settled
 	return m.persist(ctx, "store outcomes", func() error {
 		return m.publish(ctx, &nats.Msg{Subject: m.Names.OutcomeSubject(source), Data: data})
 	})
+}
+
+func encodeOutcomes(instance string, batch []settled) ([]byte, error) {
+	doc := OutcomeBatch{Instance: instance, Outcomes: make([]Outcome, len(batch))}
+	for i, s := range batch {
+		doc.Outcomes[i] = s.outcome
+	}
+	return json.Marshal(doc)
 }
 
 // answer acks, naks and terminates. While the connection is down the client refuses to;

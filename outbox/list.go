@@ -103,8 +103,8 @@ func (f Filter) where() (conditions []string, args []any, err error) {
 	switch f.Status {
 	case "", StatusPending, StatusDispatching, StatusDispatched:
 	case StatusFailed, StatusSkipped:
-		// These rows are always tracked; saying so lets the partial index find them.
-		conditions = append(conditions, "o.tracked")
+		// These rows are always tracked, and the index knows them by that.
+		equal("tracked_status", f.Status)
 	default:
 		return nil, nil, &mesh.FieldError{Field: "status", Reason: fmt.Sprintf("must be pending, dispatching, dispatched, failed or skipped, not %.40q", f.Status)}
 	}

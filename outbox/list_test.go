@@ -29,7 +29,7 @@ func TestListFiltersByEveryField(t *testing.T) {
 	written := env.Write(all...)
 	for i, status := range []string{outbox.StatusDispatching, outbox.StatusDispatched, outbox.StatusFailed, outbox.StatusSkipped} {
 		for j := i; j < len(written); j += 5 {
-			if _, err := env.Pool.Exec(t.Context(), `update mesh.outbox set status = $2, tracked = $2 in ('failed', 'skipped') where id = $1`, written[j].Row.ID, status); err != nil {
+			if _, err := env.Pool.Exec(t.Context(), `update mesh.outbox set status = $2, tracked_status = case when $2 in ('failed', 'skipped') then $2 end where id = $1`, written[j].Row.ID, status); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -8,30 +8,15 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// markLoop marks rows as dispatching that were published a while ago and are still unsettled. The
-// last round marks everything, so that the next relay need not publish it again.
-func (s *session) markLoop(ctx context.Context) error {
-	tick := time.NewTicker(markAfter / 2)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-			defer cancel()
-			return s.mark(ctx, s.publisher.due(time.Now().Add(time.Hour)))
-		case now := <-tick.C:
-			if err := s.mark(ctx, s.publisher.due(now.Add(-markAfter))); err != nil {
-				return err
-			}
-		}
-	}
-}
+// trackMost bounds the rows of one statement that tracks.
+const trackMost = 10_000
 
 const markRows = `
-update {{schema}}.outbox o set status = 'dispatching', stream_seq = u.stream_seq, published_at = now() - u.age * interval '1 ms', updated_at = now()
+update {{schema}}.outbox o set status = 'dispatching', tracked_status = case when tracked_status is not null then 'dispatching' end, stream_seq = u.stream_seq, published_at = now() - u.age * interval '1 ms', updated_at = now()
 from unnest($1::bigint[], $2::bigint[], $3::float8[]) as u (seq, stream_seq, age)
 where o.seq = u.seq and o.status = 'pending'`
 
+// mark marks rows as dispatching that were published a while ago and are still unsettled.
 func (s *session) mark(ctx context.Context, items []*item) error {
 	for len(items) > 0 {
 		chunk := items[:min(len(items), 1000)]
@@ -54,25 +39,6 @@ func (s *session) mark(ctx context.Context, items []*item) error {
 	return nil
 }
 
-// trackLoop lets meta.relay_low advance: what lies below the place the relay had reached one
-// interval ago, and is unsettled still, becomes tracked.
-func (s *session) trackLoop(ctx context.Context) error {
-	tick := time.NewTicker(trackInterval)
-	defer tick.Stop()
-	reached := s.reached()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-		if err := s.track(ctx, reached); err != nil {
-			return err
-		}
-		reached = s.reached()
-	}
-}
-
 // reached is the number below which every row that was read is published and marked.
 func (s *session) reached() int64 {
 	reached := s.progress.Load() + 1
@@ -82,16 +48,20 @@ func (s *session) reached() int64 {
 	return reached
 }
 
+// track lets meta.relay_low advance: what lies below the place that the relay had reached one
+// interval ago, and is unsettled still, becomes tracked.
 func (s *session) track(ctx context.Context, upTo int64) error {
 	low := s.low.Load()
 	if upTo <= low {
 		return nil
 	}
-	_, err := s.db.Exec(ctx, s.cfg.Schema.sql(`
-		update {{schema}}.outbox set tracked = true
-		where seq >= $1 and seq < $2 and status in ('pending', 'dispatching') and not tracked`), low, upTo)
-	if err != nil {
-		return fmt.Errorf("track rows: %w", err)
+	for from := low; from < upTo; from += trackMost {
+		_, err := s.db.Exec(ctx, s.cfg.Schema.sql(`
+			update {{schema}}.outbox set tracked_status = status
+			where seq >= $1 and seq < $2 and status in ('pending', 'dispatching') and tracked_status is null`), from, min(from+trackMost, upTo))
+		if err != nil {
+			return fmt.Errorf("track rows: %w", err)
+		}
 	}
 	s.low.Store(upTo)
 	// A row that may still come must be found by a relay that starts anew.

@@ -71,7 +71,7 @@ func TestMigrateUpDownUpAndBySQL(t *testing.T) {
 	}
 	up()
 	want := shape(t, conn)
-	if !strings.Contains(want, "fillfactor=45") {
+	if !strings.Contains(want, "fillfactor=40") {
 		t.Errorf("shape:\n%s", want)
 	}
 	up() // changes nothing

@@ -13,6 +13,9 @@ import (
 	"jetmesh/mesh"
 )
 
+// unmarkedMost bounds the events that are published and neither settled nor marked.
+const unmarkedMost = 50_000
+
 // A publisher keeps a pipeline of messages to the events stream full. Of a publish that was
 // not acked nothing is known: it is repeated under the same message id.
 type publisher struct {
@@ -298,7 +301,7 @@ func (p *publisher) verifyOne(ctx context.Context, it *item) error {
 // skipDuplicate settles a row whose action another outbox has published.
 func (s *session) skipDuplicate(ctx context.Context, it *item, of string) error {
 	_, err := s.db.Exec(ctx, s.cfg.Schema.sql(`
-		update {{schema}}.outbox set status = 'skipped', tracked = true, duplicate_of = $2, updated_at = now(), settled_at = now()
+		update {{schema}}.outbox set status = 'skipped', tracked_status = 'skipped', duplicate_of = $2, updated_at = now(), settled_at = now()
 		where seq = $1 and status = 'pending'`), it.seq, of)
 	if err != nil {
 		return fmt.Errorf("skip duplicate %s: %w", it.event.ID, err)
@@ -335,6 +338,17 @@ func (p *publisher) due(before time.Time) []*item {
 	}
 	p.unmarked = append(p.unmarked[:0:0], p.unmarked[n:]...)
 	return due
+}
+
+// overdue is what cannot stay unmarked even while outcomes keep arriving: the memory is bounded.
+func (p *publisher) overdue() []*item {
+	p.mu.Lock()
+	n := len(p.unmarked)
+	p.mu.Unlock()
+	if n < unmarkedMost {
+		return nil
+	}
+	return p.due(time.Now().Add(-markAfter))
 }
 
 // marked forgets items after their mark was committed.

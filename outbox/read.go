@@ -169,7 +169,7 @@ func (s *session) readWaiting(ctx context.Context, consumer string) error {
 	var after int64
 	for {
 		rows, err := s.db.Query(ctx, s.cfg.Schema.sql(`select `+itemColumns+` from {{schema}}.outbox o
-			where o.tracked and o.status = 'pending' and o.consumer = $1 and o.seq > $2 order by o.seq limit $3`), consumer, after, s.cfg.BatchSize)
+			where o.tracked_status = 'pending' and o.status = 'pending' and o.consumer = $1 and o.seq > $2 order by o.seq limit $3`), consumer, after, s.cfg.BatchSize)
 		if err != nil {
 			return fmt.Errorf("read waiting rows: %w", err)
 		}
@@ -216,7 +216,7 @@ func (s *session) setAside(ctx context.Context, seqs []int64) error {
 	if len(seqs) == 0 {
 		return nil
 	}
-	_, err := s.db.Exec(ctx, s.cfg.Schema.sql(`update {{schema}}.outbox set tracked = true where seq = any($1) and status = 'pending' and not tracked`), seqs)
+	_, err := s.db.Exec(ctx, s.cfg.Schema.sql(`update {{schema}}.outbox set tracked_status = status where seq = any($1) and status = 'pending' and tracked_status is null`), seqs)
 	if err != nil {
 		return fmt.Errorf("set rows aside: %w", err)
 	}
@@ -228,7 +228,7 @@ func (s *session) park(ctx context.Context, it *item, why error) error {
 	s.log.Error().Err(why).Str("event_id", it.event.ID).Str("consumer", it.event.Consumer).Str("type", it.event.Type).
 		Msg("event can never be published, parked as failed")
 	_, err := s.db.Exec(ctx, s.cfg.Schema.sql(`
-		update {{schema}}.outbox set status = 'failed', tracked = true, retry_count = retry_count + 1, next_retry_at = null,
+		update {{schema}}.outbox set status = 'failed', tracked_status = 'failed', retry_count = retry_count + 1, next_retry_at = null,
 			error_code = $2, error_message = $3, updated_at = now()
 		where seq = $1 and status = 'pending'`), it.seq, mesh.CodeUnpublished, why.Error())
 	if err != nil {

@@ -182,9 +182,7 @@ func (r *Relay) session(ctx context.Context) (err error) {
 		})
 	}
 	part(serving, "listen", w.listen)
-	part(serving, "mark", s.markLoop)
-	part(serving, "track", s.trackLoop)
-	part(serving, "settle", s.settleLoop)
+	part(serving, "keep", s.keepLoop)
 	part(serving, "owners", s.ownersLoop)
 	err = s.read(reading)
 	if cause := context.Cause(reading); cause != nil && ctx.Err() == nil {

@@ -20,8 +20,11 @@ type arrived struct {
 	batch mesh.OutcomeBatch
 }
 
-// settleLoop applies outcomes to rows, and acks them after the commit.
-func (s *session) settleLoop(ctx context.Context) error {
+// keepLoop keeps the table up to date: it applies outcomes and acks them after the commit, marks
+// what stays unsettled, and tracks what stays so for long. It is one loop because these statements
+// take many rows in different orders and would deadlock; and so that marks, which a waiting outcome
+// is about to make needless, come last.
+func (s *session) keepLoop(ctx context.Context) error {
 	stream, err := s.m.JetStream().Stream(ctx, s.m.Names.OutcomesStream())
 	if err != nil {
 		return fmt.Errorf("open stream %s: %w", s.m.Names.OutcomesStream(), err)
@@ -31,14 +34,15 @@ func (s *session) settleLoop(ctx context.Context) error {
 		Description:   "outcomes of an outbox",
 		FilterSubject: s.m.Names.OutcomeSubject(s.sourceID),
 		AckPolicy:     jetstream.AckExplicitPolicy,
-		AckWait:       30 * time.Second,
+		AckWait:       10 * time.Second, // what a relay that was killed held comes to the next one
 		MaxDeliver:    -1,
-		MaxAckPending: 10_000,
+		MaxAckPending: 256, // messages, of up to 500 outcomes each
 	})
 	if err != nil {
 		return fmt.Errorf("bind durable %s: %w", s.m.Names.OutcomesDurable(s.sourceID), err)
 	}
 	queue := make(chan arrived, 64)
+	stopped := make(chan struct{})
 	cc, err := durable.Consume(
 		func(msg jetstream.Msg) {
 			batch, err := mesh.ParseOutcomes(msg.Data())
@@ -49,7 +53,8 @@ func (s *session) settleLoop(ctx context.Context) error {
 			}
 			select {
 			case queue <- arrived{msg, batch}:
-			case <-ctx.Done():
+			case <-stopped:
+				msg.Nak()
 			}
 		},
 		jetstream.PullMaxMessages(128), jetstream.PullExpiry(5*time.Second), jetstream.PullHeartbeat(time.Second),
@@ -58,17 +63,57 @@ func (s *session) settleLoop(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("consume outcomes: %w", err)
 	}
-	defer func() { cc.Stop(); <-cc.Closed() }()
+	// What is not settled here goes back at once; otherwise it would come again only after the
+	// durable's AckWait.
+	unsettled := func() {
+		close(stopped)
+		cc.Drain()
+		<-cc.Closed()
+		close(queue)
+		for a := range queue {
+			a.msg.Nak()
+		}
+	}
+	defer unsettled()
+
+	marks := time.NewTicker(markAfter / 2)
+	defer marks.Stop()
+	tracks := time.NewTicker(trackInterval)
+	defer tracks.Stop()
+	reached := s.reached()
 	for {
 		select {
+		case first := <-queue:
+			if err := s.settle(ctx, gather(queue, first)); err != nil {
+				return err
+			}
+			if err := s.mark(ctx, s.publisher.overdue()); err != nil {
+				return err
+			}
+			continue
+		default:
+		}
+		select {
 		case <-ctx.Done():
-			return nil
+			// Everything, so that the next relay need not publish it again.
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+			defer cancel()
+			return s.mark(ctx, s.publisher.due(time.Now().Add(time.Hour)))
 		case <-cc.Closed():
 			return fmt.Errorf("durable %s was deleted", s.m.Names.OutcomesDurable(s.sourceID))
 		case first := <-queue:
 			if err := s.settle(ctx, gather(queue, first)); err != nil {
 				return err
 			}
+		case now := <-marks.C:
+			if err := s.mark(ctx, s.publisher.due(now.Add(-markAfter))); err != nil {
+				return err
+			}
+		case <-tracks.C:
+			if err := s.track(ctx, reached); err != nil {
+				return err
+			}
+			reached = s.reached()
 		}
 	}
 }
@@ -89,11 +134,11 @@ func gather(queue chan arrived, first arrived) []arrived {
 
 // settleRows applies the last outcome of each event. An outcome of an older generation or
 // attempt changes nothing, and neither does any outcome of a row that is dispatched or skipped.
-// What a success sets leaves tracked and the error columns as they are unless the event had
+// What a success sets leaves tracked_status and the error columns as they are unless the event had
 // failed: see the table's indexes.
 const settleRows = `
 update {{schema}}.outbox o set
-	status = u.status, tracked = u.status <> 'dispatched', generation = u.generation, attempt = u.attempt, retry_count = greatest(o.retry_count, u.retry_count),
+	status = u.status, tracked_status = nullif(u.status, 'dispatched'), generation = u.generation, attempt = u.attempt, retry_count = greatest(o.retry_count, u.retry_count),
 	next_retry_at = now() + u.retry_in * interval '1 ms', error_code = u.code, error_message = u.message,
 	locked_by = u.instance, locked_at = u.started_at, started_at = u.started_at, duration_ms = u.duration_ms,
 	stream_seq = u.stream_seq, published_at = coalesce(o.published_at, u.published_at), updated_at = now(),
@@ -139,6 +184,9 @@ func (s *session) settle(ctx context.Context, got []arrived) error {
 		err = closeErr
 	}
 	if err != nil {
+		for _, a := range got {
+			a.msg.Nak()
+		}
 		return fmt.Errorf("settle rows: %w", err)
 	}
 	s.stats.settled.Add(tag.RowsAffected())

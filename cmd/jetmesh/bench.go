@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -34,6 +36,10 @@ stdout, what happens to stderr. Nothing else should run on the machine meanwhile
 			if err := flags.check(); err != nil {
 				return usageError{err}
 			}
+			// A reader that goes away, as head does, must not end the process before it has cleaned up.
+			broken := make(chan os.Signal, 1)
+			signal.Notify(broken, syscall.SIGPIPE)
+			defer signal.Stop(broken)
 			exe, err := os.Executable()
 			if err != nil {
 				return fmt.Errorf("find this program's file: %w", err)
@@ -42,7 +48,7 @@ stdout, what happens to stderr. Nothing else should run on the machine meanwhile
 				Executable: exe, NATSConf: jetmesh.NATSConf,
 				DatabaseURL: s.databaseURL, Schema: outbox.Schema(s.schema), Prefix: s.prefix,
 				Events: flags.events, Payload: flags.payload, Rate: flags.rate, Duration: time.Duration(flags.seconds) * time.Second,
-				Progress: cmd.ErrOrStderr(), Logger: s.logger(cmd.ErrOrStderr()).Level(max(s.level, zerolog.WarnLevel)),
+				Progress: cmd.ErrOrStderr(), Logger: s.logger(cmd.ErrOrStderr()),
 			})
 			if err != nil {
 				return err

@@ -73,11 +73,11 @@ func (d *dev) figures(ctx context.Context) (f figures, err error) {
 	// distance. Both indexes are read up to a bound: no outbox is too large for this.
 	query := strings.ReplaceAll(`
 		select
-			(select count(*) from (select from {{schema}}.outbox where tracked and status = 'failed' limit $1) failed),
-			(select count(*) from (select from {{schema}}.outbox where tracked and status in ('pending', 'dispatching') limit $1) waiting) +
+			(select count(*) from (select from {{schema}}.outbox where tracked_status = 'failed' limit $1) failed),
+			(select count(*) from (select from {{schema}}.outbox where tracked_status in ('pending', 'dispatching') limit $1) waiting) +
 			(select count(*) from (
-				select status, tracked from {{schema}}.outbox where seq >= (select relay_low from {{schema}}.meta) order by seq desc limit $1
-			) latest where status in ('pending', 'dispatching') and not tracked)`, "{{schema}}", pgx.Identifier{d.schema}.Sanitize())
+				select status, tracked_status from {{schema}}.outbox where seq >= (select relay_low from {{schema}}.meta) order by seq desc limit $1
+			) latest where status in ('pending', 'dispatching') and tracked_status is null)`, "{{schema}}", pgx.Identifier{d.schema}.Sanitize())
 	err = d.pool.QueryRow(ctx, query, mostRows).Scan(&f.failed, &f.pending)
 	return f, err
 }

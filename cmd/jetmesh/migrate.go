@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"text/tabwriter"
 	"time"
@@ -36,6 +37,12 @@ func newMigrate(s *settings) *cobra.Command {
 	var target int
 	var force bool
 	down := &cobra.Command{Use: "down", Short: "Take back the migrations above a version", Args: usage(cobra.NoArgs),
+		PreRunE: func(cmd *cobra.Command, _ []string) error {
+			if !cmd.Flags().Changed("to") {
+				return usageError{errors.New("migrate down: to which version? Give --to; 0 takes back everything")}
+			}
+			return nil
+		},
 		RunE: with(func(ctx context.Context, cmd *cobra.Command, conn *pgx.Conn, schema outbox.Schema) error {
 			if err := schema.MigrateDown(ctx, conn, target, force); err != nil {
 				return err
@@ -43,7 +50,6 @@ func newMigrate(s *settings) *cobra.Command {
 			return printStatus(ctx, cmd, conn, schema)
 		})}
 	down.Flags().IntVar(&target, "to", 0, "version to go back to; 0 takes back everything, events included")
-	down.MarkFlagRequired("to")
 	down.Flags().BoolVar(&force, "force", false, "also when the outbox holds unsettled events")
 
 	status := &cobra.Command{Use: "status", Short: "List the migrations and when they were applied", Args: usage(cobra.NoArgs), RunE: with(printStatus)}

@@ -64,14 +64,14 @@ func (b *bench) endToEnd(ctx context.Context, p *phase) error {
 	if err := p.startRelay(ctx); err != nil {
 		return err
 	}
-	err = await(ctx, "events to be handled", time.Millisecond, func() (int, error) {
+	err = await(ctx, "events to be handled", 5*time.Millisecond, func() (int, error) {
 		return max(0, b.Events-int(handled.Load())), nil
 	})
 	if err != nil {
 		return err
 	}
 	allHandled := time.Now()
-	err = await(ctx, "messages to be acked", 2*time.Millisecond, func() (int, error) {
+	err = await(ctx, "messages to be acked", 10*time.Millisecond, func() (int, error) {
 		info, err := b.ownerInfo(ctx)
 		if err != nil {
 			return 0, err
@@ -82,7 +82,7 @@ func (b *bench) endToEnd(ctx context.Context, p *phase) error {
 		return err
 	}
 	allAcked := time.Now()
-	err = await(ctx, "outcomes to be applied", 2*time.Millisecond, func() (int, error) {
+	err = await(ctx, "outcomes to be applied", 10*time.Millisecond, func() (int, error) {
 		s, err := b.js.Stream(ctx, b.mesh.Names.OutcomesStream())
 		if err != nil {
 			return 0, fmt.Errorf("open stream %s: %w", b.mesh.Names.OutcomesStream(), err)
@@ -102,7 +102,7 @@ func (b *bench) endToEnd(ctx context.Context, p *phase) error {
 	b.result.EndToEnd = perSecond(b.Events, allSettled.Sub(state.FirstTime))
 	b.say("end_to_end_per_s %.0f: all published after %s, handled after %s, acked after %s, settled after %s",
 		b.result.EndToEnd, after(state.LastTime), after(allHandled), after(allAcked), after(allSettled))
-	if err := b.checkStored(ctx); err != nil {
+	if err := b.checkStored(ctx, b.Events); err != nil {
 		return err
 	}
 	left, err := b.countOthers(ctx, outbox.StatusDispatched)

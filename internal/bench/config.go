@@ -33,6 +33,7 @@ const (
 
 	insertConnections = 16
 	rawRounds         = 3
+	rawMost           = 200_000 // messages, which are made in memory
 
 	// What a relay has in flight by default.
 	maxInFlight   = 4096

@@ -36,7 +36,7 @@ func (d Durability) check() error {
 func (b *bench) startPostgres(ctx context.Context, dir string) error {
 	server, whose := b.DatabaseURL, "the given server"
 	if server == "" {
-		private, err := postgres.Start(ctx, postgres.Config{Dir: dir, Durable: true, Logger: b.Logger})
+		private, err := postgres.Start(ctx, postgres.Config{Dir: dir, Durable: true})
 		if err != nil {
 			return err
 		}
@@ -99,6 +99,8 @@ func withDatabase(server, name string) (string, error) {
 	return u.String(), nil
 }
 
+// execute runs a statement on a connection of its own. Once it was sent, its end is waited for:
+// of a statement that is cut off nobody knows what came of it.
 func execute(ctx context.Context, server, statement string) error {
 	conn, err := pgx.Connect(ctx, server)
 	if parse := (*pgconn.ParseConfigError)(nil); errors.As(err, &parse) {
@@ -107,7 +109,9 @@ func execute(ctx context.Context, server, statement string) error {
 	if err != nil {
 		return fmt.Errorf("connect to Postgres: %w", err)
 	}
-	defer conn.Close(context.WithoutCancel(ctx))
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
+	defer conn.Close(ctx)
 	if _, err := conn.Exec(ctx, statement); err != nil {
 		return fmt.Errorf("%s: %w", statement, err)
 	}

@@ -75,11 +75,17 @@ func (p *phase) startRelay(ctx context.Context) error {
 		p.fail(fmt.Errorf("the relay ended: %w", r.failure()))
 	})
 	p.stops = append(p.stops, func() error {
-		err := r.stop()
-		p.result.MaxRSS = max(p.result.MaxRSS, float64(r.peak.Load())/(1<<20))
-		if err != nil {
+		for _, line := range r.output.warnings() {
+			p.say("the relay: %s", line)
+		}
+		if err := r.stop(); err != nil {
 			return fmt.Errorf("stop the relay: %w", err)
 		}
+		peak := r.peak.Load()
+		if peak == 0 {
+			return errors.New("this system does not tell the relay's resident size")
+		}
+		p.result.MaxRSS = max(p.result.MaxRSS, float64(peak)/(1<<20))
 		return nil
 	})
 	return nil

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -150,4 +151,17 @@ func (o *output) tail() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return strings.TrimSpace(string(o.end))
+}
+
+// warnings are the lines among it that a relay logs above the level of information: a figure
+// that was taken meanwhile is worth a second look.
+func (o *output) warnings() []string {
+	var found []string
+	for line := range strings.Lines(o.tail()) {
+		var entry struct{ Level string }
+		if json.Unmarshal([]byte(line), &entry) == nil && (entry.Level == "warn" || entry.Level == "error") {
+			found = append(found, strings.TrimSpace(line))
+		}
+	}
+	return found
 }
