@@ -88,6 +88,22 @@ func TestConcurrencyIsNeverExceededUnderLoad(t *testing.T) {
 	}
 }
 
+// With one handler at a time they run in the order of the stream; with more they start in it.
+func TestHandlersStartInTheOrderOfTheStream(t *testing.T) {
+	t.Parallel()
+	e := start(t)
+	g := newGate()
+	close(g.open)
+	sub := orders(g.handle)
+	sub.Concurrency = 1
+	e.handle(sub)
+	for i, ev := range e.publishMany(200, "orders") {
+		if got := receive(t, "the next handler", g.started); got.ID != ev.ID {
+			t.Fatalf("call %d is of event %s, want %s", i, got.ID, ev.ID)
+		}
+	}
+}
+
 // The handler runs longer than AckWait, and the messages behind it wait longer: each runs once.
 func TestHandlersLongerThanAckWaitRunOnce(t *testing.T) {
 	t.Parallel()

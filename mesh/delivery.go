@@ -31,13 +31,8 @@ type delivery struct {
 	moved bool // the handler's goroutine was given up and has no slot any more
 }
 
-// run waits for a slot, handles the message and settles it. ctx ends when the runner is to
-// start no more handlers, handlers when it cuts them off.
-func (d *delivery) run(ctx, handlers context.Context) {
-	if !d.r.slot(ctx) {
-		d.handBack()
-		return
-	}
+// run handles the message and settles it. handlers ends when the runner cuts handlers off.
+func (d *delivery) run(handlers context.Context) {
 	called := d.prepare(handlers)
 	defer d.end(handlers, called) // deferred, since a handler may end its goroutine
 	if called {
@@ -51,8 +46,6 @@ func (d *delivery) handBack() {
 		d.r.log.Debug().Err(err).Msg("hand back")
 	}
 	d.r.forget(d)
-	d.r.leave()
-	d.r.running.Done()
 }
 
 // end settles what the handler came to, unless that was done without it, and makes room.
@@ -67,12 +60,7 @@ func (d *delivery) end(handlers context.Context, called bool) {
 	case called:
 		d.settle(handlers, d.failure)
 	}
-	if moved {
-		<-d.r.abandoned
-	} else {
-		<-d.r.slots
-		d.r.leave()
-	}
+	d.r.release(handlers, moved)
 	if !late {
 		d.r.running.Done()
 	}
@@ -88,13 +76,7 @@ func (d *delivery) abandon(handlers context.Context) {
 		return
 	}
 	d.over = true
-	select {
-	case d.r.abandoned <- struct{}{}:
-		d.moved = true
-		<-d.r.slots
-		d.r.leave()
-	default:
-	}
+	d.moved = d.r.giveUp(handlers)
 	d.r.log.Error().Str("event_id", d.event.ID).Str("type", d.event.Type).
 		Msg("handler ignores the end of its context and was given up; its goroutine still runs")
 	go func() {

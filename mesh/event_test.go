@@ -269,14 +269,12 @@ func TestExtremeEventsMakeTheWholeTripByteForByte(t *testing.T) {
 		if want.ContentType == "" {
 			want.ContentType = mesh.DefaultContentType
 		}
-		if want.Payload == nil {
-			want.Payload = []byte{}
+		if !bytes.Equal(got.Data, want.Payload) || !bytes.Equal(got.Payload, want.Payload) {
+			t.Errorf("%s: another payload", name)
 		}
+		got.Payload, want.Payload = nil, nil // compared: a megabyte takes cmp seconds
 		if diff := cmp.Diff(want, got.Event); diff != "" {
 			t.Errorf("%s: %.2000s", name, diff)
-		}
-		if !bytes.Equal(got.Data, want.Payload) {
-			t.Errorf("%s: data differ from the payload", name)
 		}
 		if o := e.awaitOutcome(want.ID, 1); !o.Succeeded() {
 			t.Errorf("%s: outcome %+v", name, o)

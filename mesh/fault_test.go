@@ -222,3 +222,23 @@ func TestSubscriptionSurvivesTheLossOfTheStore(t *testing.T) {
 	await(t, "the event", func() bool { return len(h.of(ev.ID)) == 1 })
 	e.awaitOutcome(ev.ID, 1)
 }
+
+// A process can end while there is no server: what it could not tell is delivered again.
+func TestRunEndsWhileTheServerIsAway(t *testing.T) {
+	t.Parallel()
+	e, server := onChild(t)
+	g := newGate()
+	p := e.handleOn(e.mesh(mesh.Config{DrainTimeout: time.Second}), orders(g.handle))
+	e.publishMany(3, "orders")
+	for range 3 {
+		receive(t, "the handlers", g.started)
+	}
+	server.Kill()
+	await(t, "the connection to be lost", func() bool { return !p.Conn().IsConnected() })
+	close(g.open)
+	began := time.Now()
+	p.stop()
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("Run took %s to end", took)
+	}
+}

@@ -402,20 +402,8 @@ func (e *env) awaitDeadLetter() *jetstream.RawStreamMsg {
 	return list[0]
 }
 
-// take takes messages of a subscription's durable as a process does that dies of them: they are
-// neither answered nor handled.
-func (e *env) takeAndDie(subscription string, n int) {
-	e.t.Helper()
-	e.take(subscription, n, func(jetstream.Msg) error { return nil })
-}
-
 // takeAndHandBack leaves messages that were delivered once and never handled.
 func (e *env) takeAndHandBack(subscription string, n int) {
-	e.t.Helper()
-	e.take(subscription, n, jetstream.Msg.Nak)
-}
-
-func (e *env) take(subscription string, n int, answer func(jetstream.Msg) error) {
 	e.t.Helper()
 	c, err := e.js.Consumer(e.t.Context(), e.EventsStream(), e.OwnerDurable(subscription))
 	if err != nil {
@@ -427,7 +415,7 @@ func (e *env) take(subscription string, n int, answer func(jetstream.Msg) error)
 	}
 	taken := 0
 	for msg := range batch.Messages() {
-		if err := answer(msg); err != nil {
+		if err := msg.Nak(); err != nil {
 			e.t.Fatal(err)
 		}
 		taken++

@@ -87,22 +87,24 @@ func TestMoreHungHandlersThanAreTolerated(t *testing.T) {
 	sub := with(orders(fn), short)
 	sub.Concurrency, sub.Timeout, sub.Backoff = 1, time.Millisecond, mesh.Backoff{Base: time.Hour, Cap: time.Hour}
 	sick := e.handle(sub)
-	bad := e.publishBad(3)
-	for _, ev := range bad[:2] {
-		if d := receive(t, "a hung handler", started); d.ID != ev.ID {
-			t.Errorf("event %s hangs, want %s", d.ID, ev.ID)
-		}
-		if o := e.awaitOutcome(ev.ID, 1); o.Code != mesh.CodeTimeout {
+	left := map[string]bool{}
+	for _, ev := range e.publishBad(3) {
+		left[ev.ID] = true
+	}
+	for range 2 {
+		d := receive(t, "a hung handler", started)
+		if o := e.awaitOutcome(d.ID, 1); o.Code != mesh.CodeTimeout {
 			t.Errorf("outcome %+v", o)
 		}
+		delete(left, d.ID)
 	}
 	h, fine := script()
 	well := e.handle(with(orders(fine), short))
-	if d := receive(t, "the third event", h.calls); d.ID != bad[2].ID || d.Attempt != 1 {
+	if d := receive(t, "the third event", h.calls); !left[d.ID] || d.Attempt != 1 {
 		t.Errorf("event %s, attempt %d", d.ID, d.Attempt)
 	}
 	if len(started) > 0 {
-		t.Error("a third handler was started")
+		t.Error("a third handler was started here")
 	}
 	well.stop()
 	sick.stop() // does not wait for handlers that were given up

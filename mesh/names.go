@@ -47,6 +47,11 @@ func (n Names) ReplayFilter(subscription string) string {
 	return n.prefix + ".replay." + subscription + ".>"
 }
 
+// ReplaySubject is where an event is published once more, for one subscription alone.
+func (n Names) ReplaySubject(subscription, consumer, eventType string) string {
+	return n.prefix + ".replay." + subscription + "." + consumer + "." + eventType
+}
+
 // DeadSubject is where a subscription's dead letter goes.
 func (n Names) DeadSubject(subscription, consumer, eventType string) string {
 	return fmt.Sprintf("%s.dead.%s.%s.%s", n.prefix, subscription, consumer, eventType)

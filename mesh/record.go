@@ -14,7 +14,9 @@ import (
 // States of a [Record].
 const (
 	RecordFailed     = "failed"     // waits for NextRetryAt, or is exhausted
-	RecordDispatched = "dispatched" // closed: a later attempt succeeded
+	RecordDispatched = "dispatched" // closed: a later attempt succeeded, or an operator said so
+	RecordSkipped    = "skipped"    // an operator made it unnecessary
+	RecordReplaying  = "replaying"  // an operator asked for another attempt, which has not ended
 )
 
 // keptAttempts bounds the attempts a record and a dead letter keep: the latest ones.
@@ -38,13 +40,32 @@ type Record struct {
 	RetryCount     int       `json:"retryCount"`
 	MaxRetries     int       `json:"maxRetries"`
 	Exhausted      bool      `json:"exhausted"`
+	RetriesBefore  int       `json:"retriesBefore,omitempty"` // of RetryCount, what a reset took out of the budget
 	NextRetryAt    time.Time `json:"nextRetryAt,omitzero"`
 	ErrorCode      string    `json:"errorCode,omitempty"`
 	ErrorMessage   string    `json:"errorMessage,omitempty"`
-	Attempts       []Attempt `json:"attempts"` // the latest 20
+	Attempts       []Attempt `json:"attempts"`            // the latest 20
+	DecidedBy      string    `json:"decidedBy,omitempty"` // the operator who raised the generation last
+	Reason         string    `json:"reason,omitempty"`
 	CreatedAt      time.Time `json:"createdAt"`
 	UpdatedAt      time.Time `json:"updatedAt"`
 }
+
+// Fail counts a failure without a run of the handler, as of an operator, and plans the next
+// attempt by the default backoff while the budget lasts.
+func (r *Record) Fail(code, message string) {
+	r.Status = RecordFailed
+	r.RetryCount++
+	r.ErrorCode, r.ErrorMessage = code, clip(message, maxErrorText)
+	r.Exhausted, r.NextRetryAt = r.exhausted(), time.Time{}
+	if !r.Exhausted {
+		r.NextRetryAt = r.UpdatedAt.Add(Backoff{Base: defaultBackoffBase, Cap: defaultBackoffCap}.delay(r.RetryCount))
+	}
+}
+
+// exhausted reports whether no retry is left. RetryCount is the history of the event and is
+// never set back; a reset counts the budget from there.
+func (r *Record) exhausted() bool { return r.RetryCount-r.RetriesBefore >= r.MaxRetries }
 
 // An Attempt is one run of a handler as a [Record] and a [DeadLetter] keep it.
 type Attempt struct {

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"jetmesh/internal/natsd"
 	"jetmesh/mesh"
 )
@@ -38,7 +40,8 @@ func TestLostAckRunsNoHandlerAgain(t *testing.T) {
 			e := lossy(t)
 			short := func(s *mesh.Subscription) { s.AckWait = time.Second }
 			h, fn := script(c.results...)
-			deaf := e.handleOn(e.mesh(mesh.Config{}, userInfo("deaf")), with(orders(fn), short))
+			refusals := nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}) // else the client prints them
+			deaf := e.handleOn(e.mesh(mesh.Config{}, userInfo("deaf"), refusals), with(orders(fn), short))
 			ev := e.event("orders")
 			seq := e.publish(ev)
 			final := e.awaitFinal(ev.ID)

@@ -24,23 +24,22 @@ type runner struct {
 	log      zerolog.Logger
 	consumer jetstream.Consumer
 
-	slots     chan struct{} // one for each handler that may run
-	abandoned chan struct{} // one for each handler that ignored its timeout and still runs
-	running   sync.WaitGroup
+	running sync.WaitGroup // what was started and is not settled
+	freed   chan struct{}  // told when there is more room for messages
 
-	mu     sync.Mutex
-	active map[*delivery]struct{} // taken and not answered yet
-	held   int                    // of those, the ones whose handler waits for a slot or has one
-	left   chan struct{}          // told when held shrinks
+	mu        sync.Mutex
+	active    map[*delivery]struct{} // taken and not answered yet
+	waiting   []*delivery            // of those, the ones for which no slot is free
+	busy      int                    // slots that are taken, of Concurrency
+	abandoned int                    // handlers that ignored their timeout and still run, without a slot
+	stopped   bool
 }
 
 func newRunner(m *Mesh, sub *Subscription) *runner {
 	return &runner{
 		m: m, sub: sub, log: m.log.With().Str("subscription", sub.Name).Logger(),
-		slots:     make(chan struct{}, sub.Concurrency),
-		abandoned: make(chan struct{}, sub.Concurrency),
-		active:    map[*delivery]struct{}{},
-		left:      make(chan struct{}, 1),
+		active: map[*delivery]struct{}{},
+		freed:  make(chan struct{}, 1),
 	}
 }
 
@@ -65,6 +64,7 @@ func (r *runner) run(ctx context.Context) {
 		}
 	}
 
+	r.stop()
 	done := make(chan struct{})
 	go func() { defer close(done); r.running.Wait() }()
 	select {
@@ -101,7 +101,7 @@ func (r *runner) consume(ctx, handlers context.Context) error {
 	cc, err := r.consumer.Consume(
 		func(msg jetstream.Msg) {
 			taken.Add(1)
-			r.take(ctx, handlers, msg)
+			r.take(handlers, msg)
 		},
 		jetstream.PullMaxMessages(room),
 		jetstream.StopAfter(room),
@@ -140,8 +140,12 @@ func (r *runner) consume(ctx, handlers context.Context) error {
 				return err
 			}
 		case <-ctx.Done():
-			// What is still on its way here is handed back.
-			cc.Drain()
+			r.stop() // what is still on its way here is handed back too
+			if r.m.nc.IsConnected() {
+				cc.Drain()
+			} else {
+				cc.Stop() // a drain would wait 10 s for the server
+			}
 			<-closed
 			return nil
 		}
@@ -162,63 +166,107 @@ func (r *runner) missing(ctx context.Context) error {
 func (r *runner) awaitRoom(ctx context.Context) int {
 	for {
 		r.mu.Lock()
-		room := 2*r.sub.Concurrency - r.held
+		room := 2*r.sub.Concurrency - r.busy - len(r.waiting)
 		r.mu.Unlock()
 		if room >= (r.sub.Concurrency+1)/2 {
 			return room
 		}
 		select {
-		case <-r.left:
+		case <-r.freed:
 		case <-ctx.Done():
 			return 0
 		}
 	}
 }
 
-// take holds a message, which from now on is kept alive, and runs its handler once a slot is
-// free.
-func (r *runner) take(ctx, handlers context.Context, msg jetstream.Msg) {
+// take holds a message, which from now on is kept alive until it is answered.
+func (r *runner) take(handlers context.Context, msg jetstream.Msg) {
 	d := &delivery{r: r, msg: msg, startedAt: time.Now()}
 	r.mu.Lock()
-	r.active[d] = struct{}{}
-	r.held++
+	stopped := r.stopped
+	if !stopped {
+		r.active[d] = struct{}{}
+		r.waiting = append(r.waiting, d)
+		r.startLocked(handlers)
+	}
 	r.mu.Unlock()
-	r.running.Add(1)
-	go d.run(ctx, handlers)
+	if stopped {
+		d.handBack()
+	}
 }
 
-// slot waits for a handler's slot, until ctx ends. A message that waited as long as AckWait is
-// better off with a process that has one free.
-func (r *runner) slot(ctx context.Context) bool {
-	wait := time.NewTimer(r.sub.AckWait)
-	defer wait.Stop()
-	select {
-	case r.slots <- struct{}{}:
-	case <-wait.C:
-		return false
-	case <-ctx.Done():
+// startLocked starts handlers in the order of their messages, as far as there are slots.
+func (r *runner) startLocked(handlers context.Context) {
+	for !r.stopped && r.busy < r.sub.Concurrency && len(r.waiting) > 0 {
+		d := r.waiting[0]
+		r.waiting = r.waiting[1:]
+		r.busy++
+		r.running.Add(1)
+		go d.run(handlers)
+	}
+}
+
+// release ends a handler's goroutine: its slot is free, unless that was taken from it before.
+func (r *runner) release(handlers context.Context, givenUp bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if givenUp {
+		r.abandoned--
+		return
+	}
+	r.busy--
+	r.startLocked(handlers)
+	r.tellFreed()
+}
+
+// giveUp takes the slot from a handler that does not return, if no more than Concurrency run
+// without one; beyond that they keep it.
+func (r *runner) giveUp(handlers context.Context) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.abandoned == r.sub.Concurrency {
 		return false
 	}
-	if ctx.Err() != nil {
-		<-r.slots
-		return false
-	}
+	r.abandoned++
+	r.busy--
+	r.startLocked(handlers)
+	r.tellFreed()
 	return true
 }
 
-// leave makes room for another message.
-func (r *runner) leave() {
-	r.mu.Lock()
-	r.held--
-	r.mu.Unlock()
+func (r *runner) tellFreed() {
 	select {
-	case r.left <- struct{}{}:
+	case r.freed <- struct{}{}:
 	default:
 	}
 }
 
-// watch keeps unanswered messages alive on the server and settles those whose handler
-// ignores its timeout.
+// stop starts no more handlers and hands back what waits for a slot.
+func (r *runner) stop() {
+	r.mu.Lock()
+	r.stopped = true
+	r.mu.Unlock()
+	r.handBack(func(*delivery) bool { return true })
+}
+
+// handBack returns waiting messages to the server, the first ones up to one that is not meant.
+func (r *runner) handBack(meant func(*delivery) bool) {
+	r.mu.Lock()
+	n := 0
+	for n < len(r.waiting) && meant(r.waiting[n]) {
+		n++
+	}
+	back := r.waiting[:n]
+	r.waiting = r.waiting[n:]
+	r.mu.Unlock()
+	for _, d := range back {
+		d.handBack()
+	}
+	r.tellFreed()
+}
+
+// watch keeps unanswered messages alive on the server, settles those whose handler ignores
+// its timeout, and hands back those that no handler gets to.
 func (r *runner) watch(ctx, handlers context.Context) {
 	beat := time.NewTicker(r.sub.AckWait / 3)
 	defer beat.Stop()
@@ -240,6 +288,8 @@ func (r *runner) watch(ctx, handlers context.Context) {
 					d.abandon(handlers)
 				}
 			}
+			// What waited as long as AckWait is better off with a process that has a slot free.
+			r.handBack(func(d *delivery) bool { return now.Sub(d.startedAt) > r.sub.AckWait })
 		}
 	}
 }

@@ -27,7 +27,8 @@ type Delivery[T any] struct {
 // A Handler is told of an event. It returns nil for success, an error to be called
 // again later, or what [Permanent] or [RetryAfter] make of an error. It may run more than
 // once for the same event, also at the same time in rare cases, and must be idempotent
-// by the event's idempotency key. Its context ends at the subscription's Timeout.
+// by the event's idempotency key. Its context ends at the subscription's Timeout. Payload and
+// headers are not the handler's to change: a dead letter is made of them.
 type Handler func(ctx context.Context, d Delivery[[]byte]) error
 
 // A Subscription runs handlers for the events of one or more consumers, which it owns:
@@ -53,6 +54,21 @@ type Subscription struct {
 
 	routes map[route]Handler
 	errs   []error
+}
+
+const (
+	defaultMaxRetries  = 10
+	defaultBackoffBase = time.Second
+	defaultBackoffCap  = 10 * time.Minute
+)
+
+// MaxRetries is the number of retries that an Event.MaxRetries means where no subscription
+// sets another default.
+func MaxRetries(n int) int {
+	if n == 0 {
+		n = defaultMaxRetries
+	}
+	return max(n, 0)
 }
 
 type route struct{ consumer, eventType string }
@@ -182,12 +198,12 @@ func (s *Subscription) complete() error {
 			errs = append(errs, fieldErrorf(field, "of subscription %s must be %s, not %v", s.Name, want, got))
 		}
 	}
-	orElse(&s.MaxRetries, 10)
+	orElse(&s.MaxRetries, defaultMaxRetries)
 	orElse(&s.Concurrency, 16)
 	orElse(&s.Timeout, 10*time.Minute)
 	orElse(&s.AckWait, 30*time.Second)
-	orElse(&s.Backoff.Base, time.Second)
-	orElse(&s.Backoff.Cap, 10*time.Minute)
+	orElse(&s.Backoff.Base, defaultBackoffBase)
+	orElse(&s.Backoff.Cap, defaultBackoffCap)
 	check(validName(s.Name, maxConsumer), "name", "1 to 64 of A-Z a-z 0-9 _ -", fmt.Sprintf("%.80q", s.Name))
 	check(s.MaxRetries >= NoRetries && s.MaxRetries <= 1000, "maxRetries", "between 0 and 1000 or NoRetries", s.MaxRetries)
 	check(s.Concurrency >= 1 && s.Concurrency <= 10_000, "concurrency", "between 1 and 10,000", s.Concurrency)

@@ -22,30 +22,34 @@ type hole struct {
 
 // maxHoles bounds the memory; beyond it neighbours are joined, which only means that rows
 // between them, long dealt with, are looked at again.
-const maxHoles = 20_000
+const maxHoles = 2_000
 
 func (h *holes) add(from, to int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.list = append(h.list, hole{from: from, to: to})
-	if len(h.list) <= maxHoles {
-		return
-	}
-	joined := h.list[:0]
-	for i := 0; i < len(h.list); i += 2 {
-		x := h.list[i]
-		if i+1 < len(h.list) {
-			y := h.list[i+1]
-			x.to = y.to
-			if x.horizon == 0 || y.horizon == 0 {
-				x.horizon = 0
-			} else {
-				x.horizon = max(x.horizon, y.horizon)
+	h.list = bound(append(h.list, hole{from: from, to: to}))
+}
+
+// bound joins neighbours, which are in order, until there are few enough.
+func bound(list []hole) []hole {
+	for len(list) > maxHoles {
+		joined := list[:0]
+		for i := 0; i < len(list); i += 2 {
+			x := list[i]
+			if i+1 < len(list) {
+				y := list[i+1]
+				x.to = y.to
+				if x.horizon == 0 || y.horizon == 0 {
+					x.horizon = 0
+				} else {
+					x.horizon = max(x.horizon, y.horizon)
+				}
 			}
+			joined = append(joined, x)
 		}
-		joined = append(joined, x)
+		list = joined
 	}
-	h.list = joined
+	return list
 }
 
 // ranges returns all holes for a look into the table.
@@ -58,15 +62,20 @@ func (h *holes) ranges() (from, to []int64) {
 	return from, to
 }
 
-// looked records the result of a look: found are the numbers that have a row now, in order;
-// oldest is the id of the oldest transaction that was open in the look's snapshot, next the
-// first id not yet given out. A hole whose transactions had all ended by then, and that still
-// has no row, never will have one.
-func (h *holes) looked(found []int64, oldest, next uint64) {
+// looked records the result of a look: found are the numbers up to upTo that have a pending row
+// now, in order; oldest is the id of the oldest transaction that was open just before the look,
+// next the first id not yet given out. A hole whose transactions had all ended by then, and
+// that still has no row, never will have one.
+func (h *holes) looked(found []int64, upTo int64, oldest, next uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var left []hole
+	var rest []hole // not looked at
 	for _, x := range h.list {
+		if x.to > upTo {
+			rest = append(rest, hole{max(x.from, upTo+1), x.to, x.horizon})
+			x.to = upTo
+		}
 		if x.horizon != 0 && x.horizon <= oldest {
 			continue
 		}
@@ -85,7 +94,7 @@ func (h *holes) looked(found []int64, oldest, next uint64) {
 			left = append(left, x)
 		}
 	}
-	h.list = left
+	h.list = bound(append(left, rest...))
 }
 
 // lowest is the lowest number that may still come.

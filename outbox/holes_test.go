@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"flag"
+	"math"
 	"slices"
 	"testing"
 
@@ -54,7 +55,7 @@ func (m *holesModel) look() {
 		m.found[seq]++
 	}
 	oldest, next := m.snapshot()
-	m.h.looked(found, oldest, next)
+	m.h.looked(found, math.MaxInt64, oldest, next)
 }
 
 func (m *holesModel) end(xid uint64, commit bool) {

@@ -28,18 +28,18 @@ func (s Schema) InTx(ctx context.Context, db beginner, fn func(tx pgx.Tx) error)
 	if err := s.check(); err != nil {
 		return err
 	}
-	var owned *ownedTx
+	var wrote, began bool
 	err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
-		owned = &ownedTx{Tx: tx}
-		return fn(owned)
+		began = true
+		return fn(&ownedTx{Tx: tx, wrote: &wrote})
 	})
 	if err != nil {
-		if owned == nil {
+		if !began {
 			return fmt.Errorf("outbox: begin transaction: %w", err)
 		}
 		return err
 	}
-	if owned.wrote {
+	if wrote {
 		db.Exec(ctx, s.sql(`select pg_notify($1, '') from {{schema}}.meta where relay_asleep`), s.channel())
 	}
 	return nil
@@ -48,5 +48,14 @@ func (s Schema) InTx(ctx context.Context, db beginner, fn func(tx pgx.Tx) error)
 // ownedTx is a transaction that [InTx] opened.
 type ownedTx struct {
 	pgx.Tx
-	wrote bool
+	wrote *bool
+}
+
+// Begin opens a savepoint, in which a write is as quiet as outside.
+func (tx *ownedTx) Begin(ctx context.Context) (pgx.Tx, error) {
+	nested, err := tx.Tx.Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &ownedTx{Tx: nested, wrote: tx.wrote}, nil
 }

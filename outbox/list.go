@@ -104,7 +104,8 @@ func (f Filter) where() (conditions []string, args []any, err error) {
 	case "", StatusPending, StatusDispatching, StatusDispatched:
 	case StatusFailed, StatusSkipped:
 		// These rows are always tracked, and the index knows them by that.
-		equal("tracked_status", f.Status)
+		args = append(args, trackedAs(f.Status))
+		conditions = append(conditions, fmt.Sprintf("o.tracked_status = any($%d)", len(args)))
 	default:
 		return nil, nil, &mesh.FieldError{Field: "status", Reason: fmt.Sprintf("must be pending, dispatching, dispatched, failed or skipped, not %.40q", f.Status)}
 	}
@@ -143,6 +144,7 @@ type cursorDoc struct {
 }
 
 func (f Filter) hash() []byte {
+	f.CreatedFrom, f.CreatedTo = f.CreatedFrom.UTC(), f.CreatedTo.UTC()
 	data, _ := json.Marshal(f) // strings and times only: cannot fail
 	sum := sha256.Sum256(data)
 	return sum[:8]

@@ -27,6 +27,11 @@ type Migration struct {
 	up, down  string
 }
 
+// A SchemaError says how the schema in the database differs from the program's.
+type SchemaError struct{ Reason string }
+
+func (e *SchemaError) Error() string { return "outbox: " + e.Reason }
+
 // minServerVersion of Postgres: gen_random_uuid and pg_current_xact_id are built in since 13.
 const minServerVersion = 130000
 
@@ -91,7 +96,7 @@ func (s Schema) ValidateMigrations(ctx context.Context, conn *pgx.Conn) error {
 	}
 	for _, m := range all {
 		if m.AppliedAt.IsZero() {
-			return fmt.Errorf("outbox: migration %d (%s) is not applied to schema %s: run `jetmesh migrate up`", m.Version, m.Name, string(s))
+			return &SchemaError{fmt.Sprintf("migration %d (%s) is not applied to schema %s: run `jetmesh migrate up`", m.Version, m.Name, string(s))}
 		}
 	}
 	return nil
@@ -212,9 +217,9 @@ func (s Schema) status(ctx context.Context, conn *pgx.Conn) ([]Migration, error)
 	for i, m := range applied {
 		switch {
 		case i >= len(all):
-			return nil, fmt.Errorf("outbox: schema %s is at version %d, newer than this program knows (%d): upgrade the program", string(s), m.Version, len(all))
+			return nil, &SchemaError{fmt.Sprintf("schema %s is at version %d, newer than this program knows (%d): upgrade the program", string(s), m.Version, len(all))}
 		case m.Version != all[i].Version || m.Checksum != all[i].Checksum:
-			return nil, fmt.Errorf("outbox: migration %d (%s) of schema %s is not the one of this program: its checksum is %.12s, not %.12s", m.Version, m.Name, string(s), m.Checksum, all[i].Checksum)
+			return nil, &SchemaError{fmt.Sprintf("migration %d (%s) of schema %s is not the one of this program: its checksum is %.12s, not %.12s", m.Version, m.Name, string(s), m.Checksum, all[i].Checksum)}
 		}
 		all[i].AppliedAt = m.AppliedAt
 	}

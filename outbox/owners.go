@@ -3,6 +3,7 @@ package outbox
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 // rows of all others wait in the table.
 type owners struct {
 	mu       sync.Mutex
+	prefix   string // of an owner's durable
 	known    map[string]string
 	appeared []string
 }
@@ -22,6 +24,13 @@ func (o *owners) has(consumer string) bool {
 	defer o.mu.Unlock()
 	_, ok := o.known[consumer]
 	return ok
+}
+
+// subscription is the name of the subscription that owns a consumer.
+func (o *owners) subscription(consumer string) string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return strings.TrimPrefix(o.known[consumer], o.prefix)
 }
 
 // takeAppeared returns the consumers that have got an owner since the last call.
@@ -66,14 +75,16 @@ func (s *session) refreshOwners(ctx context.Context) error {
 func (s *session) ownersLoop(ctx context.Context) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	for {
+	for failures := 0; ; {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
 		}
-		if err := s.refreshOwners(ctx); err != nil {
-			s.log.Debug().Err(err).Msg("durables could not be listed")
+		if err := s.refreshOwners(ctx); err == nil {
+			failures = 0
+		} else if failures++; failures%10 == 0 && ctx.Err() == nil {
+			s.log.Warn().Err(err).Msg("durables cannot be listed; events of new consumers wait")
 		}
 	}
 }

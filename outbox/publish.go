@@ -21,8 +21,11 @@ const unmarkedMost = 50_000
 type publisher struct {
 	s      *session
 	js     jetstream.JetStream
+	stream jetstream.Stream
 	verify chan *item
 	done   sync.WaitGroup
+	ctx    context.Context // of the verifications
+	stop   context.CancelFunc
 
 	mu       sync.Mutex
 	room     *sync.Cond
@@ -34,6 +37,7 @@ type publisher struct {
 	parked   []refused
 	closed   bool
 	checking int // duplicates being verified
+	warnedAt time.Time
 }
 
 type refused struct {
@@ -41,10 +45,14 @@ type refused struct {
 	why error
 }
 
-func newPublisher(s *session) (*publisher, error) {
-	p := &publisher{s: s, verify: make(chan *item, s.cfg.MaxInFlight), byMsg: map[*nats.Msg]*item{}, byID: map[string]*item{}}
+func newPublisher(ctx context.Context, s *session) (*publisher, error) {
+	stream, err := s.m.JetStream().Stream(ctx, s.m.Names.EventsStream())
+	if err != nil {
+		return nil, fmt.Errorf("open stream %s: %w", s.m.Names.EventsStream(), err)
+	}
+	p := &publisher{s: s, stream: stream, verify: make(chan *item, s.cfg.MaxInFlight), byMsg: map[*nats.Msg]*item{}, byID: map[string]*item{}}
 	p.room = sync.NewCond(&p.mu)
-	var err error
+	p.ctx, p.stop = context.WithCancel(context.WithoutCancel(ctx))
 	p.js, err = jetstream.New(s.m.Conn(),
 		jetstream.WithPublishAsyncMaxPending(s.cfg.MaxInFlight+1),
 		jetstream.WithPublishAsyncTimeout(ackTimeout),
@@ -71,15 +79,32 @@ func (p *publisher) knows(id string) bool {
 // publish sends an item, waiting for room in the pipeline.
 func (p *publisher) publish(ctx context.Context, it *item) error {
 	it.msgID = it.event.MsgID()
+	if it.replays() {
+		it.msgID = p.replayID(it)
+	}
 	return p.send(ctx, it)
 }
 
+// replays: an event that was published before goes to its owner alone, and as something new.
+func (it *item) replays() bool { return it.event.Generation > 0 && it.published }
+
+func (p *publisher) replayID(it *item) string {
+	return fmt.Sprintf("%s#%s#%d", it.event.ID, p.s.owners.subscription(it.event.Consumer), it.event.Generation)
+}
+
+func (p *publisher) subject(it *item) string {
+	names := p.s.m.Names
+	if it.replays() {
+		return names.ReplaySubject(p.s.owners.subscription(it.event.Consumer), it.event.Consumer, it.event.Type)
+	}
+	return names.EventSubject(it.event.Consumer, it.event.Type)
+}
+
 func (p *publisher) send(ctx context.Context, it *item) error {
-	msg := it.event.Message(p.s.m.Names.EventSubject(it.event.Consumer, it.event.Type), it.msgID)
-	it.size = len(msg.Data) + 1024
+	msg := it.event.Message(p.subject(it), it.msgID)
 	p.mu.Lock()
 	if p.full(it) {
-		stop := context.AfterFunc(ctx, p.room.Broadcast)
+		stop := p.wakeAtEnd(ctx)
 		for ctx.Err() == nil && p.full(it) {
 			p.room.Wait()
 		}
@@ -91,7 +116,10 @@ func (p *publisher) send(ctx context.Context, it *item) error {
 	}
 	p.byMsg[msg] = it
 	p.byID[it.event.ID] = it
-	p.bytes += it.size
+	if it.size == 0 {
+		it.size = len(msg.Data) + 1024
+		p.bytes += it.size
+	}
 	p.mu.Unlock()
 	if _, err := p.js.PublishMsgAsync(msg); err != nil {
 		if errors.Is(err, nats.ErrConnectionClosed) {
@@ -104,7 +132,16 @@ func (p *publisher) send(ctx context.Context, it *item) error {
 
 func (p *publisher) full(it *item) bool {
 	n := len(p.byMsg) + p.checking
-	return n > 0 && (n >= p.s.cfg.MaxInFlight || p.bytes+it.size > bytesInFlight)
+	return n > 0 && (n >= p.s.cfg.MaxInFlight || it.size == 0 && p.bytes+len(it.event.Payload) > bytesInFlight)
+}
+
+// wakeAtEnd wakes whoever waits for room when ctx ends.
+func (p *publisher) wakeAtEnd(ctx context.Context) (stop func() bool) {
+	return context.AfterFunc(ctx, func() {
+		p.mu.Lock() // or it could fall between a check and its wait
+		defer p.mu.Unlock()
+		p.room.Broadcast()
+	})
 }
 
 // take removes a message from the pipeline.
@@ -112,10 +149,23 @@ func (p *publisher) take(msg *nats.Msg) (*item, bool) {
 	it, ok := p.byMsg[msg]
 	if ok {
 		delete(p.byMsg, msg)
-		p.bytes -= it.size
 		p.room.Signal()
 	}
 	return it, ok
+}
+
+// release gives back what the item takes of the memory.
+func (p *publisher) release(it *item) {
+	p.bytes -= it.size
+	it.size = 0
+	it.event.Payload, it.event.Headers = nil, nil
+	p.room.Signal()
+}
+
+// drop forgets an item that needs no mark.
+func (p *publisher) drop(it *item) {
+	p.release(it)
+	delete(p.byID, it.event.ID)
 }
 
 func (p *publisher) acked(msg *nats.Msg, ack *jetstream.PubAck) {
@@ -139,11 +189,11 @@ func (p *publisher) acked(msg *nats.Msg, ack *jetstream.PubAck) {
 // stored notes that the stream holds the event.
 func (p *publisher) stored(it *item) {
 	if it.settled {
-		delete(p.byID, it.event.ID)
+		p.drop(it)
 		return
 	}
 	it.publishedAt = time.Now()
-	it.event.Payload, it.event.Headers = nil, nil
+	p.release(it)
 	p.unmarked = append(p.unmarked, it)
 }
 
@@ -155,36 +205,37 @@ func (p *publisher) failed(msg *nats.Msg, err error) {
 		return
 	}
 	it.tries++
-	if refusedForEver(err, it.tries) {
+	if refusedForEver(err) {
 		p.parked = append(p.parked, refused{it, err})
-		delete(p.byID, it.event.ID)
+		p.drop(it)
 		p.s.wake.signal()
 		return
 	}
 	p.s.stats.retried.Add(1)
-	it.notBefore = time.Now().Add(min(50*time.Millisecond<<min(it.tries-1, 6), 2*time.Second))
+	if now := time.Now(); now.Sub(p.warnedAt) > 10*time.Second {
+		p.warnedAt = now
+		p.s.log.Warn().Err(err).Str("event_id", it.event.ID).Int("repeats", len(p.repeats)+1).Msg("events cannot be published, trying again")
+	}
+	p.again(it, min(50*time.Millisecond<<min(it.tries-1, 6), 2*time.Second))
+}
+
+// again plans another publish.
+func (p *publisher) again(it *item, after time.Duration) {
+	it.notBefore = time.Now().Add(after)
 	p.repeats = append(p.repeats, it)
+	p.s.wake.signal()
 }
 
 // refusedForEver tells a message that no server will take from one that could not be
-// delivered now: a broken connection, a stream that is full or has no leader. An answer of the
-// server that is neither is given the benefit of the doubt ten times.
-func refusedForEver(err error, tries int) bool {
+// delivered now: a broken connection, a stream that is full or has no leader, an account at its
+// limit. In doubt it is the server's state and will pass, not the message's fault.
+func refusedForEver(err error) bool {
 	switch {
 	case errors.Is(err, nats.ErrMaxPayload), errors.Is(err, nats.ErrBadSubject), errors.Is(err, nats.ErrBadHeaderMsg):
 		return true
 	}
 	var api *jetstream.APIError
-	if !errors.As(err, &api) {
-		return false
-	}
-	switch api.ErrorCode {
-	case 10054, 10097: // message, header exceeds the maximum
-		return true
-	case 10077, 10047, 10023, 10158: // stream full, no storage left, duplicate in process
-		return false
-	}
-	return api.Code < 500 && tries >= 10
+	return errors.As(err, &api) && (api.ErrorCode == 10054 || api.ErrorCode == 10097) // message, header exceeds the maximum
 }
 
 // repeat publishes again what is due, and returns only when nothing is left to repeat: while the
@@ -208,6 +259,9 @@ func (p *publisher) repeat(ctx context.Context) error {
 			case <-ctx.Done():
 			case <-time.After(time.Until(it.notBefore)):
 			}
+			if p.dropSettled(it) {
+				continue
+			}
 			if err := p.send(ctx, it); err != nil {
 				p.mu.Lock()
 				p.repeats = append(p.repeats, again[i:]...)
@@ -216,6 +270,16 @@ func (p *publisher) repeat(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// dropSettled forgets an item whose outcome came although its publish was not acked.
+func (p *publisher) dropSettled(it *item) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if it.settled {
+		p.drop(it)
+	}
+	return it.settled
 }
 
 func (p *publisher) nextRepeat() (at time.Time, waiting bool) {
@@ -234,16 +298,15 @@ func (p *publisher) nextRepeat() (at time.Time, waiting bool) {
 // message id alone, over the whole stream and all outboxes.
 func (p *publisher) verifyLoop() {
 	for it := range p.verify {
-		ctx, cancel := context.WithTimeout(context.Background(), ackTimeout)
+		ctx, cancel := context.WithTimeout(p.ctx, ackTimeout)
 		err := p.verifyOne(ctx, it)
 		cancel()
 		p.mu.Lock()
 		p.checking--
 		if err != nil {
-			p.s.log.Warn().Err(err).Str("event_id", it.event.ID).Msg("duplicate could not be verified, published again")
+			p.s.log.Debug().Err(err).Str("event_id", it.event.ID).Msg("duplicate could not be verified, published again")
 			it.tries++
-			it.notBefore = time.Now().Add(time.Second)
-			p.repeats = append(p.repeats, it)
+			p.again(it, time.Second)
 		}
 		p.room.Broadcast()
 		p.mu.Unlock()
@@ -255,16 +318,10 @@ func (p *publisher) verifyOne(ctx context.Context, it *item) error {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		it.msgID = msgID
-		it.notBefore = time.Now()
-		p.repeats = append(p.repeats, it)
-		p.s.wake.signal()
+		p.again(it, 0)
 		return nil
 	}
-	stream, err := p.js.Stream(ctx, p.s.m.Names.EventsStream())
-	if err != nil {
-		return err
-	}
-	raw, err := stream.GetMsg(ctx, it.streamSeq)
+	raw, err := p.stream.GetMsg(ctx, it.streamSeq)
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		// The id is remembered, the message is gone.
 		return again(fmt.Sprintf("%s#%d", it.event.ID, time.Now().UnixNano()))
@@ -274,6 +331,10 @@ func (p *publisher) verifyOne(ctx context.Context, it *item) error {
 	}
 	other, parseErr := mesh.ParseMessage(raw.Header, raw.Data)
 	switch {
+	case parseErr == nil && other.ID == it.event.ID && other.Generation < it.event.Generation:
+		// It had been published before the operator's word, and nobody had noted it.
+		it.published = true
+		return again(p.replayID(it))
 	case parseErr == nil && other.ID == it.event.ID:
 		p.mu.Lock()
 		p.stored(it) // our own publish, whose ack was lost
@@ -285,7 +346,7 @@ func (p *publisher) verifyOne(ctx context.Context, it *item) error {
 			return err
 		}
 		p.mu.Lock()
-		delete(p.byID, it.event.ID)
+		p.drop(it)
 		p.mu.Unlock()
 		return nil
 	default:
@@ -376,12 +437,13 @@ func (p *publisher) lowest() (seq int64, any bool) {
 func (p *publisher) drain() {
 	ctx, cancel := context.WithTimeout(context.Background(), ackTimeout)
 	defer cancel()
-	stop := context.AfterFunc(ctx, p.room.Broadcast)
+	stop := p.wakeAtEnd(ctx)
 	defer stop()
 	p.mu.Lock()
 	for ctx.Err() == nil && (len(p.byMsg) > 0 || p.checking > 0) {
 		p.room.Wait()
 	}
+	p.stop()                        // what is not verified by now the next session publishes again
 	p.byMsg = map[*nats.Msg]*item{} // late answers find nothing
 	closed := p.closed
 	p.closed = true

@@ -20,7 +20,7 @@ type RelayConfig struct {
 	Schema       Schema        // default "mesh"
 	PollInterval time.Duration // fallback when no wake-up arrives; default 1s, 10ms to 1min
 	BatchSize    int           // rows read at once; default 500, 1 to 10,000
-	MaxInFlight  int           // messages published and not yet acked; default 4096
+	MaxInFlight  int           // messages published and not yet acked; default 4096, 1 to 65,536
 	Logger       zerolog.Logger
 }
 
@@ -45,8 +45,8 @@ type Relay struct {
 }
 
 type relayStats struct {
-	published, duplicates, settled, parked, retried atomic.Int64
-	active                                          atomic.Bool
+	published, duplicates, settled, ignored, parked, retried atomic.Int64
+	active                                                   atomic.Bool
 }
 
 // RelayStats counts since the relay was made.
@@ -54,13 +54,15 @@ type RelayStats struct {
 	Active     bool  // this relay works; false: it waits, or cannot
 	Published  int64 // messages stored in the events stream for the first time
 	Duplicates int64 // publishes that the stream had already
-	Settled    int64 // outcomes applied to rows
+	Settled    int64 // rows settled by outcomes
+	Ignored    int64 // outcomes that changed no row: doubled, overtaken, or of a purged row
 	Parked     int64 // rows that can never be published
 	Retried    int64 // publishes that were repeated because their fate was unknown
 }
 
 // NewRelay makes a relay; [Relay.Run] runs it. It never closes pool or connection. The pool
-// needs at least 4 connections.
+// needs at least 4 connections, and these must be sessions: the relay holds an advisory lock and
+// listens, neither of which a transaction-pooling proxy between them carries.
 func NewRelay(db *pgxpool.Pool, m *mesh.Mesh, cfg RelayConfig) (*Relay, error) {
 	if cfg.Schema == "" {
 		cfg.Schema = DefaultSchema
@@ -95,7 +97,7 @@ func orElse[T comparable](field *T, def T) {
 func (r *Relay) Stats() RelayStats {
 	return RelayStats{
 		Active: r.stats.active.Load(), Published: r.stats.published.Load(), Duplicates: r.stats.duplicates.Load(),
-		Settled: r.stats.settled.Load(), Parked: r.stats.parked.Load(), Retried: r.stats.retried.Load(),
+		Settled: r.stats.settled.Load(), Ignored: r.stats.ignored.Load(), Parked: r.stats.parked.Load(), Retried: r.stats.retried.Load(),
 	}
 }
 
@@ -141,7 +143,10 @@ type session struct {
 	maxPayload int
 	wake       *waker
 	owners     owners
+	waiting    map[string]int64 // consumers whose waiting rows are being read, and how far
+	decidedAt  time.Time        // of the last look for operators' decisions
 	holes      holes
+	sweep      sync.Mutex   // a look into the holes and a sweep exclude each other
 	cursor     int64        // every seq up to here was read, or is a hole; the reader's own
 	progress   atomic.Int64 // up to here the rows that were read are with the publisher, or done
 	low        atomic.Int64 // every row below is settled, tracked, or in a hole
@@ -160,7 +165,8 @@ func (r *Relay) session(ctx context.Context) (err error) {
 		return err
 	}
 	defer w.close()
-	s := &session{Relay: r, wake: w}
+	defer w.retire()
+	s := &session{Relay: r, wake: w, waiting: map[string]int64{}}
 	if err := s.open(ctx); err != nil {
 		return err
 	}
@@ -204,11 +210,12 @@ func (r *Relay) validate(ctx context.Context) error {
 	if err := conn.Ping(ctx); err != nil {
 		return fmt.Errorf("connect to Postgres: %w", err)
 	}
-	if err := r.cfg.Schema.ValidateMigrations(ctx, conn.Conn()); err != nil {
-		if conn.Ping(ctx) != nil {
-			return err
-		}
+	err = r.cfg.Schema.ValidateMigrations(ctx, conn.Conn())
+	if wrong := (*SchemaError)(nil); errors.As(err, &wrong) {
 		return &fatalError{err}
+	}
+	if err != nil {
+		return err
 	}
 	err = r.m.VerifyTopology(ctx, mesh.Topology{})
 	if differs := (*mesh.TopologyError)(nil); errors.As(err, &differs) {
@@ -223,7 +230,8 @@ func (s *session) open(ctx context.Context) error {
 	var low int64
 	err := s.db.QueryRow(ctx, s.cfg.Schema.sql(`
 		update {{schema}}.meta set max_payload = $1, relay_asleep = false, home = {{schema}}.home(),
-			source_id = case when home = {{schema}}.home() then source_id else gen_random_uuid() end
+			source_id = case when home = {{schema}}.home() then source_id else gen_random_uuid() end,
+			relay_low = case when relay_low <= (select last_value + 1 from {{schema}}.outbox_seq_seq) then relay_low else 0 end
 		returning source_id::text, relay_low`), s.maxPayload).Scan(&s.sourceID, &low)
 	if err != nil {
 		return fmt.Errorf("read table meta: %w", err)
@@ -231,9 +239,10 @@ func (s *session) open(ctx context.Context) error {
 	s.cursor = max(low-1, 0)
 	s.low.Store(s.cursor + 1)
 	s.progress.Store(s.cursor)
-	s.publisher, err = newPublisher(s)
-	if err != nil {
+	s.owners.prefix = s.m.Names.OwnerDurable("")
+	if err := s.refreshOwners(ctx); err != nil {
 		return err
 	}
-	return s.refreshOwners(ctx)
+	s.publisher, err = newPublisher(ctx, s)
+	return err
 }

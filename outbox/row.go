@@ -63,8 +63,8 @@ type querier interface {
 const rowColumns = `o.seq, o.id::text, o.consumer, o.event_type, o.aggregate_type, o.aggregate_id, coalesce(o.idempotency_key, ''),
 	o.payload, o.content_type, o.headers, o.trace_id, o.max_retries, o.status, o.generation, o.attempt, o.retry_count, o.next_retry_at,
 	coalesce(o.error_code, ''), coalesce(o.error_message, ''), coalesce(o.locked_by, ''), o.locked_at, o.started_at,
-	coalesce(o.duration_ms, 0), coalesce(o.stream_seq, 0), coalesce(o.duplicate_of::text, ''),
-	o.created_at, o.updated_at, o.published_at, o.settled_at`
+	coalesce(o.duration_ms, 0), coalesce(o.stream_seq, 0), coalesce(o.duplicate_of, ''),
+	coalesce(o.occurred_at, o.created_at), o.created_at, o.updated_at, o.published_at, o.settled_at`
 
 func scanRow(row pgx.CollectableRow) (Row, error) {
 	var r Row
@@ -75,11 +75,10 @@ func scanRow(row pgx.CollectableRow) (Row, error) {
 		&r.Payload, &r.ContentType, &headers, &r.TraceID, &maxRetries, &r.Status, &r.Generation, &r.Attempt, &r.RetryCount, &r.NextRetryAt,
 		&r.ErrorCode, &r.ErrorMessage, &r.LockedBy, &r.LockedAt, &r.StartedAt,
 		&durationMS, &r.StreamSeq, &r.DuplicateOf,
-		&r.CreatedAt, &r.UpdatedAt, &r.PublishedAt, &r.SettledAt)
+		&r.Time, &r.CreatedAt, &r.UpdatedAt, &r.PublishedAt, &r.SettledAt)
 	if err != nil {
 		return r, err
 	}
-	r.Time = r.CreatedAt
 	r.Duration = time.Duration(durationMS * float64(time.Millisecond))
 	setMaxRetries(&r.Event, maxRetries)
 	return r, setHeaders(&r.Event, headers)
@@ -133,8 +132,20 @@ func setHeaders(e *mesh.Event, column []byte) error {
 	if len(column) <= len("{}") {
 		return nil
 	}
-	if err := json.Unmarshal(column, &e.Headers); err != nil {
-		return fmt.Errorf("outbox: decode headers of event %s: %w", e.ID, err)
+	if json.Unmarshal(column, &e.Headers) != nil {
+		// Put there by other hands: what is no string is taken as its JSON text.
+		var values map[string]json.RawMessage
+		if err := json.Unmarshal(column, &values); err != nil {
+			return fmt.Errorf("outbox: decode headers of event %s: %w", e.ID, err)
+		}
+		e.Headers = make(map[string]string, len(values))
+		for key, raw := range values {
+			var text string
+			if json.Unmarshal(raw, &text) != nil {
+				text = string(raw)
+			}
+			e.Headers[key] = text
+		}
 	}
 	e.TraceParent, e.TraceState = e.Headers[traceParentKey], e.Headers[traceStateKey]
 	delete(e.Headers, traceParentKey)

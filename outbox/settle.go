@@ -2,10 +2,14 @@ package outbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"jetmesh/mesh"
@@ -76,18 +80,31 @@ func (s *session) keepLoop(ctx context.Context) error {
 	}
 	defer unsettled()
 
+	// What is begun is finished: the end of ctx must not cut a statement off, only what follows it.
+	work := context.WithoutCancel(ctx)
 	marks := time.NewTicker(markAfter / 2)
 	defer marks.Stop()
 	tracks := time.NewTicker(trackInterval)
 	defer tracks.Stop()
 	reached := s.reached()
-	for {
+	for ctx.Err() == nil {
+		// First what would otherwise starve while outcomes keep arriving.
 		select {
-		case first := <-queue:
-			if err := s.settle(ctx, gather(queue, first)); err != nil {
+		case <-tracks.C:
+			if err := s.track(work, reached); err != nil {
 				return err
 			}
-			if err := s.mark(ctx, s.publisher.overdue()); err != nil {
+			reached = s.reached()
+		case <-cc.Closed():
+			return fmt.Errorf("the consumer of durable %s was closed: the durable was deleted, or the connection closed", s.m.Names.OutcomesDurable(s.sourceID))
+		default:
+		}
+		if err := s.mark(work, s.publisher.overdue()); err != nil {
+			return err
+		}
+		select {
+		case first := <-queue:
+			if err := s.settle(work, gather(queue, first)); err != nil {
 				return err
 			}
 			continue
@@ -95,27 +112,19 @@ func (s *session) keepLoop(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			// Everything, so that the next relay need not publish it again.
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-			defer cancel()
-			return s.mark(ctx, s.publisher.due(time.Now().Add(time.Hour)))
 		case <-cc.Closed():
-			return fmt.Errorf("durable %s was deleted", s.m.Names.OutcomesDurable(s.sourceID))
 		case first := <-queue:
-			if err := s.settle(ctx, gather(queue, first)); err != nil {
+			if err := s.settle(work, gather(queue, first)); err != nil {
 				return err
 			}
 		case now := <-marks.C:
-			if err := s.mark(ctx, s.publisher.due(now.Add(-markAfter))); err != nil {
+			if err := s.mark(work, s.publisher.due(now.Add(-markAfter))); err != nil {
 				return err
 			}
-		case <-tracks.C:
-			if err := s.track(ctx, reached); err != nil {
-				return err
-			}
-			reached = s.reached()
 		}
 	}
+	// Everything, so that the next relay need not publish it again.
+	return s.mark(work, s.publisher.due(time.Now().Add(time.Hour)))
 }
 
 // gather takes what is there already, without waiting for more.
@@ -152,53 +161,111 @@ insert into {{schema}}.outbox_attempt (event_id, generation, attempt, instance, 
 select * from unnest($1::uuid[], $2::int[], $3::int[], $4::text[], $5::timestamptz[], $6::float8[], $7::text[], $8::text[])
 on conflict do nothing`
 
+// settle applies messages of outcomes. When Postgres refuses them for what they hold, or because somebody
+// locks a row, each is tried alone: one of them must not keep the others from being settled.
 func (s *session) settle(ctx context.Context, got []arrived) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	err := s.applyOutcomes(ctx, got)
+	switch {
+	case err == nil:
+		for _, a := range got {
+			if err := a.msg.Ack(); err != nil {
+				s.log.Debug().Err(err).Msg("ack of outcomes; they come again")
+			}
+		}
+		return nil
+	case !refusedContent(err) && !lockTimeout(err):
+		for _, a := range got {
+			a.msg.Nak()
+		}
+		return err
+	case len(got) > 1:
+		for _, a := range got {
+			if err := s.settle(ctx, []arrived{a}); err != nil {
+				return err
+			}
+		}
+		return nil
+	case lockTimeout(err):
+		s.log.Warn().Err(err).Msg("rows are locked, their outcomes wait")
+		got[0].msg.NakWithDelay(5 * time.Second)
+		return nil
+	default:
+		s.log.Error().Err(err).Str("instance", got[0].batch.Instance).Msg("outcomes cannot be stored, their events stay unsettled")
+		got[0].msg.TermWithReason("cannot be stored")
+		return nil
+	}
+}
+
+// refusedContent recognises data that no repetition will make acceptable: what Postgres calls a
+// data exception or a violated constraint.
+func refusedContent(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && (strings.HasPrefix(pg.Code, "22") || strings.HasPrefix(pg.Code, "23"))
+}
+
+func (s *session) applyOutcomes(ctx context.Context, got []arrived) error {
 	last := map[string]int{} // event id → index in rows
 	var rows settleColumns
 	var failed attemptColumns
+	total := 0
 	for _, a := range got {
+		instance := cleanText(a.batch.Instance)
 		for i := range a.batch.Outcomes {
 			o := &a.batch.Outcomes[i]
-			if checkUUID("id", o.EventID) != nil {
-				s.log.Error().Str("event_id", o.EventID).Msg("outcome of no event, ignored")
+			if why := checkOutcome(o); why != nil {
+				s.log.Error().Err(why).Str("event_id", o.EventID).Msg("outcome cannot be stored, ignored")
 				continue
 			}
+			total++
 			if !o.Succeeded() {
-				failed.add(o, a.batch.Instance)
+				failed.add(o, instance)
 			}
 			if at, twice := last[o.EventID]; !twice {
-				last[o.EventID] = rows.add(o, a.batch.Instance)
+				last[o.EventID] = rows.add(o, instance)
 			} else if rows.older(at, o) {
-				rows.set(at, o, a.batch.Instance)
+				rows.set(at, o, instance)
 			}
 		}
 	}
 	batch := &pgx.Batch{}
+	batch.Queue(`select set_config('lock_timeout', '3s', true)`)
 	batch.Queue(s.cfg.Schema.sql(settleRows), rows.args()...)
 	if len(failed.ids) > 0 {
 		batch.Queue(s.cfg.Schema.sql(logAttempts), failed.args()...)
 	}
 	results := s.db.SendBatch(ctx, batch)
-	tag, err := results.Exec()
+	_, err := results.Exec()
+	var tag pgconn.CommandTag
+	if err == nil {
+		tag, err = results.Exec()
+	}
 	if closeErr := results.Close(); err == nil {
 		err = closeErr
 	}
 	if err != nil {
-		for _, a := range got {
-			a.msg.Nak()
-		}
 		return fmt.Errorf("settle rows: %w", err)
 	}
 	s.stats.settled.Add(tag.RowsAffected())
+	s.stats.ignored.Add(int64(total) - tag.RowsAffected())
 	for _, id := range rows.ids {
 		s.publisher.settledEvent(id)
 	}
-	for _, a := range got {
-		if err := a.msg.Ack(); err != nil {
-			s.log.Debug().Err(err).Msg("ack of outcomes; they come again")
+	return nil
+}
+
+// checkOutcome refuses numbers that no column takes.
+func checkOutcome(o *mesh.Outcome) error {
+	for _, n := range []int{o.Generation, o.Attempt, o.RetryCount} {
+		if n < 0 || n > math.MaxInt32 {
+			return fmt.Errorf("number %d is out of range", n)
 		}
 	}
-	return nil
+	if o.StreamSeq > math.MaxInt64 {
+		return fmt.Errorf("stream sequence %d is out of range", o.StreamSeq)
+	}
+	return checkUUID("id", o.EventID)
 }
 
 // settleColumns are the arguments of settleRows.
@@ -234,8 +301,8 @@ func (c *settleColumns) set(at int, o *mesh.Outcome, instance string) {
 	c.ids[at], c.generations[at], c.attempts[at] = o.EventID, o.Generation, o.Attempt
 	c.statuses[at], c.retryIn[at], c.codes[at], c.messages[at] = StatusDispatched, nil, nil, nil
 	if !o.Succeeded() {
-		message := cleanText(o.Message)
-		c.statuses[at], c.codes[at], c.messages[at] = StatusFailed, &o.Code, &message
+		code, message := cleanText(o.Code), cleanText(o.Message)
+		c.statuses[at], c.codes[at], c.messages[at] = StatusFailed, &code, &message
 		if !o.Exhausted {
 			ms := milliseconds(o.RetryIn)
 			c.retryIn[at] = &ms
@@ -273,7 +340,7 @@ func (c *attemptColumns) add(o *mesh.Outcome, instance string) {
 	c.generations, c.attempts = append(c.generations, o.Generation), append(c.attempts, o.Attempt)
 	c.instances = append(c.instances, instance)
 	c.started, c.durations = append(c.started, o.StartedAt), append(c.durations, milliseconds(o.Duration))
-	c.codes, c.messages = append(c.codes, o.Code), append(c.messages, cleanText(o.Message))
+	c.codes, c.messages = append(c.codes, cleanText(o.Code)), append(c.messages, cleanText(o.Message))
 }
 
 func (c *attemptColumns) args() []any {

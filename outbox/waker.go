@@ -49,6 +49,12 @@ func (r *Relay) newWaker(ctx context.Context) (*waker, error) {
 		w.close()
 		return nil, err
 	}
+	// A relay whose machine vanished must not hold the lock for the hours that TCP would wait.
+	const keepalives = `set tcp_keepalives_idle = 5; set tcp_keepalives_interval = 2; set tcp_keepalives_count = 3; set tcp_user_timeout = 10000`
+	if _, err := w.conn.Exec(ctx, keepalives); err != nil {
+		w.close()
+		return nil, fmt.Errorf("set keepalives: %w", err)
+	}
 	if _, err := w.conn.Exec(ctx, "listen "+pgx.Identifier{r.cfg.Schema.channel()}.Sanitize()); err != nil {
 		w.close()
 		return nil, fmt.Errorf("listen: %w", err)
@@ -114,9 +120,9 @@ func (w *waker) signal() {
 	}
 }
 
-// wait returns when it is worth looking again. arrived is how many rows the last look found,
-// most is how long the caller can wait at most.
-func (w *waker) wait(ctx context.Context, arrived int, most time.Duration) error {
+// arrived notes how many rows the last look found; when they become many, writers are told not
+// to notify.
+func (w *waker) arrived(ctx context.Context, n int) error {
 	now := time.Now()
 	if now.Sub(w.window) > busyWindow {
 		if w.rows < idleBelow {
@@ -124,15 +130,20 @@ func (w *waker) wait(ctx context.Context, arrived int, most time.Duration) error
 		}
 		w.window, w.rows = now, 0
 	}
-	if w.rows += arrived; w.rows > busyAbove {
+	if w.rows += n; w.rows > busyAbove {
 		w.busy = true
 	}
-	if w.busy == w.asleep {
-		if err := w.announce(ctx, !w.busy); err != nil {
-			return err
-		}
+	if w.busy && w.asleep {
+		return w.announce(ctx, false)
+	}
+	return nil
+}
+
+// wait returns when it is worth looking again, at the latest after most.
+func (w *waker) wait(ctx context.Context, most time.Duration) error {
+	if !w.busy && !w.asleep {
 		w.nextPoll = busyPause
-		return nil // and look once more
+		return w.announce(ctx, true) // and look once more
 	}
 	pause := busyPause
 	if w.asleep {
@@ -147,6 +158,15 @@ func (w *waker) wait(ctx context.Context, arrived int, most time.Duration) error
 	case <-w.notified:
 	}
 	return nil
+}
+
+// retire tells writers that nobody listens any more.
+func (w *waker) retire() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if w.asleep {
+		w.announce(ctx, false)
+	}
 }
 
 // announce tells writers whether to notify. It need not survive a crash, so it does not wait

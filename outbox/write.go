@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -21,7 +20,8 @@ type Written struct {
 	// Existed: an event with this idempotency key (or id) was there already. Row is that event, and nothing was
 	// written.
 	Existed bool
-	// Differs: the event that existed has another payload, consumer or type than the one given.
+	// Differs: the event that existed has another payload, content type, consumer, type or
+	// aggregate than the one given.
 	Differs bool
 }
 
@@ -41,7 +41,8 @@ func Write(ctx context.Context, tx pgx.Tx, event mesh.Event) (Written, error) {
 }
 
 // WriteMany is [Write] for several events, in one round trip: all of them, or an error and
-// none. They are published in the order given.
+// none. They are published in the order given, as far as no publish must be repeated. Transactions
+// that write the same keys in opposite order can deadlock, as with any unique column.
 func WriteMany(ctx context.Context, tx pgx.Tx, events []mesh.Event) ([]Written, error) {
 	return DefaultSchema.WriteMany(ctx, tx, events)
 }
@@ -62,12 +63,12 @@ const insert = `
 with me as materialized (select pg_current_xact_id()),
 meta as materialized (select max_payload, relay_asleep from {{schema}}.meta),
 input as materialized (
-	select * from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bytea[], $8::text[], $9::jsonb[], $10::text[], $11::int[], $12::int[])
-	with ordinality as i (id, consumer, event_type, aggregate_type, aggregate_id, idempotency_key, payload, content_type, headers, trace_id, max_retries, size, ord)
+	select * from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bytea[], $8::text[], $9::jsonb[], $10::text[], $11::int[], $12::int[], $13::timestamptz[])
+	with ordinality as i (id, consumer, event_type, aggregate_type, aggregate_id, idempotency_key, payload, content_type, headers, trace_id, max_retries, size, occurred_at, ord)
 ),
 written as (
-	insert into {{schema}}.outbox (id, consumer, event_type, aggregate_type, aggregate_id, idempotency_key, payload, content_type, headers, trace_id, max_retries)
-	select i.id, i.consumer, i.event_type, i.aggregate_type, i.aggregate_id, i.idempotency_key, i.payload, i.content_type, i.headers, i.trace_id, i.max_retries
+	insert into {{schema}}.outbox (id, consumer, event_type, aggregate_type, aggregate_id, idempotency_key, payload, content_type, headers, trace_id, max_retries, occurred_at)
+	select i.id, i.consumer, i.event_type, i.aggregate_type, i.aggregate_id, i.idempotency_key, i.payload, i.content_type, i.headers, i.trace_id, i.max_retries, i.occurred_at
 	from me, input i
 	where (select max(size) from input) <= (select max_payload from meta)
 	order by i.ord
@@ -75,14 +76,11 @@ written as (
 	returning id, seq, created_at
 ),
 woken as (
-	select pg_notify($13, '') from meta where relay_asleep and exists (select from written)
+	select pg_notify($14, '') from meta where relay_asleep and $15 and exists (select from written)
 )
 select i.ord, w.seq, w.created_at, (select max_payload from meta), (select count(*) from woken)
 from input i left join written w on w.id = i.id
 order by i.ord`
-
-// insertQuietly is for a transaction whose owner wakes the relay after it.
-var insertQuietly = strings.Replace(insert, "where relay_asleep and", "where false and", 1)
 
 // WriteMany is [WriteMany] for this schema.
 func (s Schema) WriteMany(ctx context.Context, tx pgx.Tx, events []mesh.Event) ([]Written, error) {
@@ -96,12 +94,11 @@ func (s Schema) WriteMany(ctx context.Context, tx pgx.Tx, events []mesh.Event) (
 	if err != nil {
 		return nil, err
 	}
-	statement := insert
-	if owned, ok := tx.(*ownedTx); ok {
-		statement = insertQuietly
-		owned.wrote = true
+	owned, quiet := tx.(*ownedTx) // whoever opened it wakes the relay after the commit
+	if quiet {
+		*owned.wrote = true
 	}
-	written, maxPayload, err := s.insert(ctx, tx, statement, in)
+	written, maxPayload, err := s.insert(ctx, tx, in, !quiet)
 	if err != nil {
 		return nil, err
 	}
@@ -123,6 +120,7 @@ type input struct {
 	contentTypes, headers, traceIDs         []string
 	maxRetries                              []*int
 	sizes                                   []int
+	occurred                                []*time.Time
 }
 
 // prepare completes and checks the events.
@@ -181,6 +179,11 @@ func prepare(ctx context.Context, events []mesh.Event) (*input, error) {
 		in.traceIDs = append(in.traceIDs, e.TraceID)
 		in.maxRetries = append(in.maxRetries, maxRetriesColumn(&e))
 		in.sizes = append(in.sizes, e.NeededMaxPayload())
+		var occurred *time.Time
+		if !e.Time.IsZero() {
+			occurred = &e.Time
+		}
+		in.occurred = append(in.occurred, occurred)
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("outbox: event refused: %w", err)
@@ -207,9 +210,9 @@ func checkSizes(events []mesh.Event, maxPayload int) error {
 	return nil
 }
 
-func (s Schema) insert(ctx context.Context, tx pgx.Tx, statement string, in *input) (written []Written, maxPayload int, err error) {
-	rows, err := tx.Query(ctx, s.sql(statement), in.ids, in.consumers, in.types, in.aggTypes, in.aggIDs, in.keys,
-		in.payloads, in.contentTypes, in.headers, in.traceIDs, in.maxRetries, in.sizes, s.channel())
+func (s Schema) insert(ctx context.Context, tx pgx.Tx, in *input, notify bool) (written []Written, maxPayload int, err error) {
+	rows, err := tx.Query(ctx, s.sql(insert), in.ids, in.consumers, in.types, in.aggTypes, in.aggIDs, in.keys,
+		in.payloads, in.contentTypes, in.headers, in.traceIDs, in.maxRetries, in.sizes, in.occurred, s.channel(), notify)
 	if err != nil {
 		return nil, 0, fmt.Errorf("outbox: write events: %w", err)
 	}
@@ -217,20 +220,24 @@ func (s Schema) insert(ctx context.Context, tx pgx.Tx, statement string, in *inp
 		var ord, woken int64
 		var seq *int64
 		var created *time.Time
-		if err := row.Scan(&ord, &seq, &created, &maxPayload, &woken); err != nil {
+		var limit *int
+		if err := row.Scan(&ord, &seq, &created, &limit, &woken); err != nil {
 			return w, err
 		}
+		if limit == nil {
+			return w, fmt.Errorf("schema %s has no row in its table meta: run `jetmesh migrate validate`", string(s))
+		}
+		maxPayload = *limit
 		if w.Existed = seq == nil; !w.Existed {
 			w.Row = Row{Event: in.events[ord-1], Seq: *seq, Status: StatusPending, CreatedAt: *created, UpdatedAt: *created}
-			w.Row.Time = *created
+			if w.Row.Time.IsZero() {
+				w.Row.Time = *created
+			}
 		}
 		return w, nil
 	})
 	if err != nil {
 		return nil, 0, fmt.Errorf("outbox: write events: %w", err)
-	}
-	if len(written) != len(in.events) {
-		return nil, 0, fmt.Errorf("outbox: write events: schema %s has no row in its table meta: run `jetmesh migrate validate`", string(s))
 	}
 	return written, maxPayload, nil
 }

@@ -24,8 +24,8 @@ func newBench(s *settings) *cobra.Command {
 		Short: "Measure throughput, latency and memory on this machine",
 		Long: `Measure throughput, latency and memory on this machine.
 
-NATS and the relay run as processes of their own, handlers in this one. Without --database-url a private Postgres
-is started; with it, a database of its own is created on that server and dropped afterwards. Postgres must be set
+NATS and the relay run as processes of their own, handlers in this one. Without a database URL a private Postgres
+is started; with one, a database of its own is created on that server and dropped afterwards. Postgres must be set
 to keep what it commits: with fsync, synchronous_commit or full_page_writes off, bench refuses. Figures go to
 stdout, what happens to stderr. Nothing else should run on the machine meanwhile.`,
 		Args: usage(cobra.NoArgs),

@@ -41,6 +41,14 @@ func newBenchChild(t *testing.T, args ...string) *benchChild {
 	c := &benchChild{cmd: exec.Command(program(t), append([]string{"bench"}, args...)...), folder: folder}
 	c.cmd.Env = append(cleanEnv(), "TMPDIR="+folder)
 	c.cmd.Stdout, c.cmd.Stderr = &c.stdout, &c.stderr
+	t.Cleanup(func() {
+		if c.cmd.Process != nil {
+			_ = c.cmd.Process.Kill() // fails only if it has ended
+		}
+		if t.Failed() {
+			t.Logf("bench said: %s", c.stderr.String())
+		}
+	})
 	return c
 }
 

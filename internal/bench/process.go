@@ -153,8 +153,8 @@ func (o *output) tail() string {
 	return strings.TrimSpace(string(o.end))
 }
 
-// warnings are the lines among it that a relay logs above the level of information: a figure
-// that was taken meanwhile is worth a second look.
+// warnings are the last lines among it that a relay logged above the level of information: a
+// figure that was taken meanwhile is worth a second look.
 func (o *output) warnings() []string {
 	var found []string
 	for line := range strings.Lines(o.tail()) {
@@ -163,5 +163,6 @@ func (o *output) warnings() []string {
 			found = append(found, strings.TrimSpace(line))
 		}
 	}
-	return found
+	const most = 3
+	return found[max(0, len(found)-most):]
 }

@@ -24,7 +24,7 @@ import (
 
 // patience bounds every wait for a condition. It is long because it only ever runs out in a
 // test that fails.
-const patience = 60 * time.Second
+const patience = 40 * time.Second
 
 // Env is a database and a NATS connection with everything in place.
 type Env struct {
