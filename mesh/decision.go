@@ -11,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
 )
 
 // A Decision is an operator's word about one event at one subscription: it raised the record's
@@ -46,7 +47,7 @@ func (m *Mesh) Decide(ctx context.Context, rec *Record, revision uint64) error {
 	if err := m.publish(ctx, &nats.Msg{Subject: m.ledger.decisionSubject(rec.Subscription, rec.EventID), Data: data}); err != nil {
 		return err
 	}
-	err = m.ledger.put(ctx, rec, revision)
+	_, err = m.ledger.put(ctx, rec, revision)
 	if errors.Is(err, errRecordChanged) {
 		return ErrConflict
 	}
@@ -115,40 +116,80 @@ func (l ledger) each(ctx context.Context, filter string, fn func(jetstream.Msg))
 	return nil
 }
 
-// decisions are the open decisions about one subscription, kept up to date by a watch.
+// decisions are the open decisions about one subscription. A runner reads them before its first
+// delivery and then watches; what a watch may miss, a list finds within decisionsEvery.
 type decisions struct {
 	mu   sync.Mutex
-	open map[string]int // event id → generation
+	open map[string]bool // by event id
 }
+
+const decisionsEvery = 30 * time.Second
 
 func (d *decisions) has(eventID string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	_, ok := d.open[eventID]
-	return ok
-}
-
-func (d *decisions) set(open map[string]int) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.open = open
+	return d.open[eventID]
 }
 
 func (d *decisions) add(msg jetstream.Msg) {
-	var dec Decision
-	if json.Unmarshal(msg.Data(), &dec) != nil {
-		return
-	}
+	tokens := strings.Split(msg.Subject(), ".") // $KV.<bucket>.<subscription>.<eventId>.open
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.open == nil {
-		d.open = map[string]int{}
+		d.open = map[string]bool{}
 	}
-	d.open[dec.EventID] = dec.Generation
+	d.open[tokens[len(tokens)-2]] = true
 }
 
-// eventOf takes the event id out of a decision's subject.
-func eventOf(subject string) string {
-	tokens := strings.Split(subject, ".")
-	return tokens[len(tokens)-2]
+// load replaces the set by what is stored.
+func (d *decisions) load(ctx context.Context, l ledger, subscription string) error {
+	stored := decisions{}
+	if err := l.each(ctx, l.decisionSubject(subscription, "*"), stored.add); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.open = stored.open
+	return nil
+}
+
+// watch keeps the set up to date until ctx ends.
+func (d *decisions) watch(ctx context.Context, l ledger, subscription string, log zerolog.Logger) {
+	for ctx.Err() == nil {
+		round, cancel := context.WithTimeout(ctx, decisionsEvery)
+		err := d.follow(round, l, subscription)
+		if err == nil {
+			err = d.load(ctx, l, subscription)
+		}
+		cancel()
+		if err != nil && ctx.Err() == nil {
+			log.Debug().Err(err).Msg("watch decisions")
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Second):
+			}
+		}
+	}
+}
+
+// follow adds decisions as they are stored, until ctx ends.
+func (d *decisions) follow(ctx context.Context, l ledger, subscription string) error {
+	s, err := l.js.Stream(ctx, "KV_"+l.names.FailuresBucket())
+	if err != nil {
+		return err
+	}
+	c, err := s.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{
+		FilterSubjects: []string{l.decisionSubject(subscription, "*")}, DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy,
+	})
+	if err != nil {
+		return err
+	}
+	cc, err := c.Consume(d.add)
+	if err != nil {
+		return err
+	}
+	<-ctx.Done()
+	cc.Stop()
+	<-cc.Closed()
+	return nil
 }

@@ -99,14 +99,59 @@ func (d *delivery) prepare(ctx context.Context) (call bool) {
 		return false
 	}
 	d.attempt = 1
-	if d.meta.NumDelivered == 1 && d.event.Generation == 0 {
+	if d.meta.NumDelivered == 1 && d.event.Generation == 0 && !d.r.decided.has(d.event.ID) {
 		return true
 	}
-	// A redelivery: an earlier attempt may have come to something.
-	if !d.loadRecord(ctx) {
+	// An earlier attempt may have come to something, or an operator decided.
+	if !d.loadRecord(ctx) || d.decided(ctx) {
 		return false
 	}
-	return !d.decided(ctx)
+	return d.meta.NumDelivered == 1 || d.begin(ctx)
+}
+
+// crashLoop is the number of starts without an outcome after which a handler is taken to kill its
+// process.
+const crashLoop = 5
+
+// begin records that the handler of a redelivered event starts. A handler that takes its process
+// with it leaves nothing but these.
+func (d *delivery) begin(ctx context.Context) bool {
+	for {
+		rec := d.base()
+		if rec.Starts >= crashLoop {
+			f := failuref(CodeCrashLoop, "the handler was started %d times and never came to an end: it seems to kill its process", rec.Starts+1)
+			f.permanent = true
+			d.settle(ctx, f)
+			return false
+		}
+		rec.Starts++
+		switch stored, ok := d.put(ctx, rec); {
+		case !ok:
+			d.r.forget(d)
+			return false
+		case stored:
+			return true
+		}
+		if !d.loadRecord(ctx) || d.decided(ctx) {
+			return false
+		}
+	}
+}
+
+// put stores the record, waiting out faults: stored is false if somebody changed it meanwhile, ok
+// is false if ctx ended.
+func (d *delivery) put(ctx context.Context, rec *Record) (stored, ok bool) {
+	ok = d.r.m.persist(ctx, "write failure record", func() error {
+		revision, err := d.r.m.ledger.put(ctx, rec, d.revision)
+		if errors.Is(err, errRecordChanged) {
+			return nil
+		}
+		if stored = err == nil; stored {
+			d.record, d.revision = rec, revision
+		}
+		return err
+	})
+	return stored, ok
 }
 
 func (d *delivery) loadRecord(ctx context.Context) bool {
@@ -178,27 +223,26 @@ func (d *delivery) settle(handlers context.Context, f *failure) {
 		d.finish(handlers, settled{source: d.event.Source, outcome: o, answer: d.msg.Ack})
 		return
 	case f != nil && handlers.Err() != nil:
-		// Cut off at shutdown: no attempt, and the next one may start at once.
+		// Cut off at shutdown: no attempt, no start, and the next one may begin at once.
+		if d.record != nil && d.record.Starts > 0 {
+			rec := d.base()
+			rec.Starts--
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(handlers), 2*time.Second)
+			defer cancel()
+			if _, err := d.r.m.ledger.put(ctx, rec, d.revision); err != nil {
+				d.r.log.Debug().Err(err).Str("event_id", d.event.ID).Msg("take back a recorded start")
+			}
+		}
 		d.finish(handlers, settled{answer: d.msg.Nak})
 		return
 	}
 	for {
-		rec := d.next(f, took)
-		stored := false
-		ok := d.r.m.persist(handlers, "write failure record", func() error {
-			putErr := d.r.m.ledger.put(handlers, rec, d.revision)
-			if errors.Is(putErr, errRecordChanged) {
-				return nil
-			}
-			stored = putErr == nil
-			return putErr
-		})
+		stored, ok := d.put(handlers, d.next(f, took))
 		if !ok {
 			d.r.forget(d)
 			return
 		}
 		if stored {
-			d.record = rec
 			break
 		}
 		// Another run of the same event was faster. If it settled this attempt too, the
@@ -226,10 +270,11 @@ func (d *delivery) settle(handlers context.Context, f *failure) {
 	}
 }
 
-// next is the record after this attempt.
-func (d *delivery) next(f *failure, took time.Duration) *Record {
+// base is a copy of the record, or a new one.
+func (d *delivery) base() *Record {
 	now := time.Now()
 	rec := &Record{
+		Status:  RecordStarted,
 		EventID: d.event.ID, Subscription: d.r.sub.Name, Source: d.event.Source,
 		Consumer: d.event.Consumer, EventType: d.event.Type,
 		AggregateType: d.event.AggregateType, AggregateID: d.event.AggregateID,
@@ -242,6 +287,13 @@ func (d *delivery) next(f *failure, took time.Duration) *Record {
 	}
 	rec.Generation = d.event.Generation
 	rec.UpdatedAt = now
+	return rec
+}
+
+// next is the record after this attempt.
+func (d *delivery) next(f *failure, took time.Duration) *Record {
+	rec := d.base()
+	rec.Starts = 0
 	attempt := Attempt{Number: d.attempt, Instance: d.r.m.cfg.Instance, StartedAt: d.startedAt, Duration: took}
 	rec.NextRetryAt, rec.ErrorCode, rec.ErrorMessage, rec.Exhausted = time.Time{}, "", "", false
 	if f == nil {
@@ -254,13 +306,13 @@ func (d *delivery) next(f *failure, took time.Duration) *Record {
 	rec.ErrorCode, rec.ErrorMessage = f.code, clip(f.text, maxErrorText)
 	attempt.ErrorCode, attempt.ErrorMessage = rec.ErrorCode, rec.ErrorMessage
 	rec.add(attempt)
-	rec.Exhausted = f.permanent || rec.RetryCount >= rec.MaxRetries
+	rec.Exhausted = f.permanent || rec.exhausted()
 	if !rec.Exhausted {
 		delay := f.delay
 		if delay < 0 {
 			delay = d.r.sub.Backoff.delay(rec.RetryCount)
 		}
-		rec.NextRetryAt = now.Add(delay)
+		rec.NextRetryAt = rec.UpdatedAt.Add(delay)
 	}
 	return rec
 }

@@ -44,6 +44,9 @@ func (r *runner) bind(ctx context.Context) error {
 	if err := compareDurable(want, c.CachedInfo().Config); err != nil {
 		return err
 	}
+	if err := r.decided.load(ctx, r.m.ledger, r.sub.Name); err != nil {
+		return err
+	}
 	r.consumer = c
 	return nil
 }

@@ -17,6 +17,7 @@ const (
 	RecordDispatched = "dispatched" // closed: a later attempt succeeded, or an operator said so
 	RecordSkipped    = "skipped"    // an operator made it unnecessary
 	RecordReplaying  = "replaying"  // an operator asked for another attempt, which has not ended
+	RecordStarted    = "started"    // never failed; a redelivery whose handler has not ended
 )
 
 // keptAttempts bounds the attempts a record and a dead letter keep: the latest ones.
@@ -40,6 +41,7 @@ type Record struct {
 	RetryCount     int       `json:"retryCount"`
 	MaxRetries     int       `json:"maxRetries"`
 	Exhausted      bool      `json:"exhausted"`
+	Starts         int       `json:"starts,omitempty"`        // of the handler since its last outcome, from the second delivery on
 	RetriesBefore  int       `json:"retriesBefore,omitempty"` // of RetryCount, what a reset took out of the budget
 	NextRetryAt    time.Time `json:"nextRetryAt,omitzero"`
 	ErrorCode      string    `json:"errorCode,omitempty"`
@@ -134,27 +136,27 @@ func (l ledger) get(ctx context.Context, subscription, eventID string) (r *Recor
 
 // put stores the record if its revision is still the given one, else [errRecordChanged]. Of a
 // record that is larger than the server's max_payload the oldest attempts go.
-func (l ledger) put(ctx context.Context, r *Record, revision uint64) error {
+func (l ledger) put(ctx context.Context, r *Record, revision uint64) (uint64, error) {
 	var data []byte
 	for {
 		var err error
 		if data, err = json.Marshal(r); err != nil {
-			return fmt.Errorf("mesh: encode failure record of event %s: %w", r.EventID, err)
+			return 0, fmt.Errorf("mesh: encode failure record of event %s: %w", r.EventID, err)
 		}
 		if len(data) <= int(l.js.Conn().MaxPayload())-headerRoom || len(r.Attempts) <= 1 {
 			break
 		}
 		r.Attempts = r.Attempts[1:]
 	}
-	_, err := l.js.PublishMsg(ctx, &nats.Msg{Subject: l.subject(r.Subscription, r.EventID), Data: data},
+	ack, err := l.js.PublishMsg(ctx, &nats.Msg{Subject: l.subject(r.Subscription, r.EventID), Data: data},
 		jetstream.WithExpectLastSequencePerSubject(revision))
 	if isConflict(err) {
-		return errRecordChanged
+		return 0, errRecordChanged
 	}
 	if err != nil {
-		return fmt.Errorf("mesh: write failure record of event %s: %w", r.EventID, err)
+		return 0, fmt.Errorf("mesh: write failure record of event %s: %w", r.EventID, err)
 	}
-	return nil
+	return ack.Sequence, nil
 }
 
 // isConflict recognises a lost compare-and-set: 10071 from a single server, 10164 from a

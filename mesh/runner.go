@@ -23,6 +23,7 @@ type runner struct {
 	sub      *Subscription
 	log      zerolog.Logger
 	consumer jetstream.Consumer
+	decided  decisions
 
 	running sync.WaitGroup // what was started and is not settled
 	freed   chan struct{}  // told when there is more room for messages
@@ -51,6 +52,7 @@ func (r *runner) run(ctx context.Context) {
 	watching, stopWatching := context.WithCancel(handlers)
 	var watch sync.WaitGroup
 	watch.Go(func() { r.watch(watching, handlers) })
+	watch.Go(func() { r.decided.watch(watching, r.m.ledger, r.sub.Name, r.log) })
 	defer watch.Wait()
 	defer stopWatching()
 

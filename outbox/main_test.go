@@ -16,6 +16,7 @@ import (
 func TestMain(m *testing.M) {
 	natsd.MaybeChildMain()
 	outbox.SetTrackInterval(300 * time.Millisecond)
+	outbox.SetDecisionSweep(time.Second)
 	code := pgtest.Run(m)
 	if err := goleak.Find(); err != nil && code == 0 {
 		fmt.Fprintln(os.Stderr, err)

@@ -246,6 +246,75 @@ func (s Schema) follow(ctx context.Context, db *pgxpool.Pool, op string, r *mesh
 	return row, nil
 }
 
+// decisionsLoop lets rows follow decisions whose operator crashed between record and row, and
+// closes those that nothing can contradict any more.
+func (s *session) decisionsLoop(ctx context.Context) error {
+	tick := time.NewTicker(decisionSweep)
+	defer tick.Stop()
+	for {
+		if err := s.sweepDecisions(ctx); err != nil && ctx.Err() == nil {
+			s.log.Warn().Err(err).Msg("operators' decisions cannot be looked at")
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+var (
+	decisionSweep = 15 * time.Second
+	// decisionKept is how long a decision stays open: until no message of an older generation can
+	// still be on its way, with a wide margin. Past it the record alone decides, on a redelivery.
+	decisionKept = 24 * time.Hour
+)
+
+// decisionGrace is what an operator may take between record and row.
+const decisionGrace = 5 * time.Second
+
+func (s *session) sweepDecisions(ctx context.Context) error {
+	open, err := s.m.OpenDecisions(ctx)
+	if err != nil {
+		return err
+	}
+	for _, d := range open {
+		if time.Since(d.At) < decisionGrace {
+			continue
+		}
+		rec, _, err := s.m.Record(ctx, d.Subscription, d.EventID)
+		if err != nil {
+			return err
+		}
+		if rec == nil || rec.Generation < d.Generation {
+			// The operator never got as far as the record.
+			if err := s.m.CloseDecision(ctx, d); err != nil {
+				return err
+			}
+			continue
+		}
+		row, _, err := s.cfg.Schema.Get(ctx, s.db, d.EventID)
+		switch {
+		case errors.Is(err, ErrNotFound):
+			continue // of another outbox
+		case err != nil:
+			return err
+		}
+		if row.Generation < rec.Generation {
+			var lost *StateError
+			if _, err := s.cfg.Schema.follow(ctx, s.db, "settle", rec); err != nil && !errors.As(err, &lost) {
+				return err
+			}
+		}
+		if time.Since(d.At) > decisionKept {
+			if err := s.m.CloseDecision(ctx, d); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // trackedAs is how rows of a status that left the fast path are tracked.
 func trackedAs(status string) []string {
 	switch status {

@@ -190,6 +190,7 @@ func (r *Relay) session(ctx context.Context) (err error) {
 	part(serving, "listen", w.listen)
 	part(serving, "keep", s.keepLoop)
 	part(serving, "owners", s.ownersLoop)
+	part(serving, "decisions", s.decisionsLoop)
 	err = s.read(reading)
 	if cause := context.Cause(reading); cause != nil && ctx.Err() == nil {
 		err = cause

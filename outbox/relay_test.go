@@ -472,7 +472,7 @@ func TestDuplicateOfAMessageThatIsGoneIsPublishedAgain(t *testing.T) {
 		return err == nil
 	})
 	stop()
-	relay, stopRelay := env.Relay(outbox.RelayConfig{})
+	_, stopRelay := env.Relay(outbox.RelayConfig{})
 	id := env.Write(keyed("gone"))[0].Row.ID
 	env.AwaitStatus(id, outbox.StatusDispatching)
 	stopRelay()
@@ -483,7 +483,7 @@ func TestDuplicateOfAMessageThatIsGoneIsPublishedAgain(t *testing.T) {
 	if _, err := env.Pool.Exec(t.Context(), `update mesh.outbox set status = 'pending'`); err != nil {
 		t.Fatal(err)
 	}
-	relay, _ = env.Relay(outbox.RelayConfig{})
+	relay, _ := env.Relay(outbox.RelayConfig{})
 	var s sink
 	env.Handle(s.on("orders"))
 	env.AwaitStatus(id, outbox.StatusDispatched)
