@@ -163,12 +163,10 @@ func (m *Mesh) DiscardDeadLetter(ctx context.Context, seq uint64) error {
 	if err != nil {
 		return fmt.Errorf("mesh: open stream %s: %w", m.Names.DeadStream(), err)
 	}
-	err = stream.DeleteMsg(ctx, seq)
-	var api *jetstream.APIError
-	if errors.As(err, &api) && api.ErrorCode == 10043 || errors.Is(err, jetstream.ErrMsgNotFound) { // no message found
-		return fmt.Errorf("%w: %d", ErrNoDeadLetter, seq)
+	if _, err := m.DeadLetter(ctx, seq); err != nil {
+		return err
 	}
-	if err != nil {
+	if err := stream.DeleteMsg(ctx, seq); err != nil {
 		return fmt.Errorf("mesh: discard dead letter %d: %w", seq, err)
 	}
 	return nil

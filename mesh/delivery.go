@@ -23,6 +23,7 @@ type delivery struct {
 	revision  uint64  // of the record
 	attempt   int
 	startedAt time.Time
+	signs     uint64       // of the runner, when the message was taken
 	deadline  atomic.Int64 // Unix nanoseconds; after it a running handler is given up; 0 while none runs
 	failure   *failure     // what the handler came to; nil for success
 
@@ -58,6 +59,7 @@ func (d *delivery) end(handlers context.Context, called bool) {
 	case late:
 		d.r.log.Warn().Str("event_id", d.event.ID).Dur("after", time.Since(d.startedAt)).Msg("a handler that had been given up has returned")
 	case called:
+		fault("handled")
 		d.settle(handlers, d.failure)
 	}
 	d.r.release(handlers, moved)
@@ -99,7 +101,7 @@ func (d *delivery) prepare(ctx context.Context) (call bool) {
 		return false
 	}
 	d.attempt = 1
-	if d.meta.NumDelivered == 1 && d.event.Generation == 0 && !d.r.decided.has(d.event.ID) {
+	if d.meta.NumDelivered == 1 && d.event.Generation == 0 && !d.r.decided.has(d.event.ID) && !d.r.past.mayHold(d.event.ID, d.signs) {
 		return true
 	}
 	// An earlier attempt may have come to something, or an operator decided.
@@ -216,8 +218,9 @@ func (d *delivery) call(handlers context.Context) {
 // settle turns the handler's result into record, dead letter, outcome and answer.
 func (d *delivery) settle(handlers context.Context, f *failure) {
 	took := time.Since(d.startedAt)
+	alone := d.signs == d.r.signs()
 	switch {
-	case f == nil && d.record == nil:
+	case f == nil && d.record == nil && alone:
 		o := d.outcome()
 		o.Duration = took
 		d.finish(handlers, settled{source: d.event.Source, outcome: o, answer: d.msg.Ack})
@@ -234,6 +237,11 @@ func (d *delivery) settle(handlers context.Context, f *failure) {
 			}
 		}
 		d.finish(handlers, settled{answer: d.msg.Nak})
+		return
+	case f != nil && d.record == nil && !alone:
+		// Another run may have succeeded meanwhile, without a trace: no attempt either.
+		delay := d.r.sub.Backoff.delay(1)
+		d.finish(handlers, settled{answer: func() error { return d.msg.NakWithDelay(delay) }})
 		return
 	}
 	for {
@@ -260,6 +268,7 @@ func (d *delivery) settle(handlers context.Context, f *failure) {
 			return
 		}
 	}
+	fault("recorded")
 	switch {
 	case f == nil:
 		d.finish(handlers, settled{source: d.event.Source, outcome: d.outcomeOf(d.record), answer: d.msg.Ack})
@@ -360,6 +369,7 @@ func (d *delivery) bury(ctx context.Context, e *Event, rec *Record, s settled) {
 		d.finish(ctx, settled{answer: func() error { return d.msg.NakWithDelay(delay) }})
 		return
 	}
+	fault("buried")
 	s.answer = func() error { return d.msg.TermWithReason(rec.ErrorCode) }
 	d.finish(ctx, s)
 }

@@ -17,63 +17,17 @@ import (
 	"jetmesh/mesh"
 )
 
-// handlerURL makes the test binary a service on that NATS server, whose handler says that it
-// was called and never returns.
-const handlerURL = "JETMESH_TEST_HANDLER_URL"
-
-func maybeHandlerMain() {
-	url := os.Getenv(handlerURL)
-	if url == "" {
-		return
-	}
-	err := func() error {
-		nc, err := mesh.Connect(url)
-		if err != nil {
-			return err
-		}
-		m, err := mesh.New(nc, mesh.Config{})
-		if err != nil {
-			return err
-		}
-		sub := orders(func(_ context.Context, d mesh.Delivery[[]byte]) error {
-			fmt.Println("called", d.ID)
-			select {}
-		})
-		sub.AckWait, sub.Concurrency = time.Second, 1
-		m.Handle(sub)
-		return m.Run(context.Background())
-	}()
-	fmt.Println(err)
-	os.Exit(1)
-}
-
 func TestEventOfAKilledProcessIsHandledByAnother(t *testing.T) {
 	t.Parallel()
 	e := start(t)
-	cmd := exec.CommandContext(t.Context(), os.Args[0])
-	cmd.Env = append(os.Environ(), handlerURL+"="+e.url())
-	out, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	lines := bufio.NewScanner(out)
+	p := e.service(settings{Concurrency: 1})
 	await(t, "the durable", func() bool { return e.durable("orders") != nil })
-	running, waiting := e.event("orders"), e.event("orders")
+	running, waiting := e.doing("hang"), e.doing("hang")
 	e.publish(running)
 	seq := e.publish(waiting)
-	if !lines.Scan() || lines.Text() != "called "+running.ID {
-		t.Fatalf("the process says %q", lines.Text())
-	}
+	p.awaitCalls(running, 1)
 	await(t, "the second event to be fetched ahead", func() bool { return e.durable("orders").NumAckPending == 2 })
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Wait(); !strings.Contains(fmt.Sprint(err), "killed") {
-		t.Errorf("the process ended by %v", err)
-	}
+	p.kill()
 	h, fn := script()
 	e.handle(with(orders(fn), func(s *mesh.Subscription) { s.AckWait = time.Second }))
 	e.awaitSettled("orders", seq)

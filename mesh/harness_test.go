@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) {
 	natsd.MaybeChildMain()
-	maybeHandlerMain()
+	maybeServiceMain()
 	goleak.VerifyTestMain(m)
 }
 

@@ -24,8 +24,8 @@ const (
 const keptAttempts = 20
 
 // A Record is the failure ledger's entry about one event at one subscription, in the KV
-// bucket mesh-failures under <subscription>.<eventId>. It exists only for events that failed, and
-// it decides; the outbox row follows it.
+// bucket mesh-failures under <subscription>.<eventId>. It exists only for events that failed, were
+// delivered again, or were decided by an operator, and it decides; the outbox row follows it.
 type Record struct {
 	EventID        string    `json:"eventId"`
 	Subscription   string    `json:"subscription"`

@@ -24,6 +24,7 @@ type runner struct {
 	log      zerolog.Logger
 	consumer jetstream.Consumer
 	decided  decisions
+	past     past
 
 	running sync.WaitGroup // what was started and is not settled
 	freed   chan struct{}  // told when there is more room for messages
@@ -34,13 +35,16 @@ type runner struct {
 	busy      int                    // slots that are taken, of Concurrency
 	abandoned int                    // handlers that ignored their timeout and still run, without a slot
 	stopped   bool
+	lastBeat  time.Time
+	lapses    uint64 // times that lastBeat lay further back than AckWait
 }
 
 func newRunner(m *Mesh, sub *Subscription) *runner {
 	return &runner{
 		m: m, sub: sub, log: m.log.With().Str("subscription", sub.Name).Logger(),
-		active: map[*delivery]struct{}{},
-		freed:  make(chan struct{}, 1),
+		active:   map[*delivery]struct{}{},
+		freed:    make(chan struct{}, 1),
+		lastBeat: time.Now(),
 	}
 }
 
@@ -97,6 +101,9 @@ func (r *runner) consume(ctx, handlers context.Context) error {
 	room := r.awaitRoom(ctx)
 	if ctx.Err() != nil {
 		return nil
+	}
+	if err := r.past.read(ctx, r.m.ledger, r.sub.Name, r.signs()); err != nil {
+		return err
 	}
 	var taken atomic.Int64
 	silent := make(chan struct{}, 1)
@@ -183,7 +190,7 @@ func (r *runner) awaitRoom(ctx context.Context) int {
 
 // take holds a message, which from now on is kept alive until it is answered.
 func (r *runner) take(handlers context.Context, msg jetstream.Msg) {
-	d := &delivery{r: r, msg: msg, startedAt: time.Now()}
+	d := &delivery{r: r, msg: msg, startedAt: time.Now(), signs: r.signs()}
 	r.mu.Lock()
 	stopped := r.stopped
 	if !stopped {
@@ -279,6 +286,7 @@ func (r *runner) watch(ctx, handlers context.Context) {
 		case <-ctx.Done():
 			return
 		case <-beat.C:
+			r.noteBeat()
 			for _, d := range r.snapshot() {
 				if err := d.msg.InProgress(); err != nil {
 					r.log.Debug().Err(err).Msg("heartbeat")
@@ -294,6 +302,30 @@ func (r *runner) watch(ctx, handlers context.Context) {
 			r.handBack(func(d *delivery) bool { return now.Sub(d.startedAt) > r.sub.AckWait })
 		}
 	}
+}
+
+// signs changes when the server may have missed the signs of life of what is held here, and
+// given it to somebody else: with the connection, or when this process stood still.
+func (r *runner) signs() uint64 {
+	r.mu.Lock()
+	signs := r.lapses
+	if time.Since(r.lastBeat) > r.sub.AckWait {
+		signs++
+	}
+	r.mu.Unlock()
+	if !r.m.nc.IsConnected() {
+		signs++ // what the reconnect will count
+	}
+	return signs + r.m.nc.Stats().Reconnects
+}
+
+func (r *runner) noteBeat() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if time.Since(r.lastBeat) > r.sub.AckWait {
+		r.lapses++
+	}
+	r.lastBeat = time.Now()
 }
 
 func (r *runner) snapshot() []*delivery {

@@ -44,6 +44,7 @@ func (m *Mesh) writeOutcomes(ctx context.Context) {
 			go func() {
 				defer func() { <-slots }()
 				if m.storeOutcomes(ctx, source, batch) {
+					fault("stored")
 					m.answer(ctx, batch)
 				}
 			}()

@@ -44,35 +44,46 @@ func (e *StateError) Error() string {
 	return fmt.Sprintf("outbox: cannot %s event %s: it is %s", e.Op, e.EventID, e.Status)
 }
 
-// The state table of contract: which statuses an operation may start from.
+// The operations. Their names stand in errors.
+const (
+	opReplay   = "replay"
+	opSkip     = "skip"
+	opFail     = "fail"
+	opDispatch = "dispatch"
+	opPark     = "park" // the relay's own
+	opFollow   = "settle"
+)
+
+// The state table: which statuses an operation may start from.
 var allowedFrom = map[string][]string{
-	"replay":   {StatusFailed, StatusSkipped},
-	"skip":     {StatusPending, StatusDispatching, StatusFailed},
-	"fail":     {StatusPending, StatusDispatching, StatusFailed},
-	"dispatch": {StatusPending, StatusDispatching, StatusFailed},
+	opReplay:   {StatusFailed, StatusSkipped},
+	opSkip:     {StatusPending, StatusDispatching, StatusFailed},
+	opFail:     {StatusPending, StatusDispatching, StatusFailed},
+	opDispatch: {StatusPending, StatusDispatching, StatusFailed},
+	opPark:     {StatusPending},
 }
 
 // Replay delivers a failed or skipped event again, to the subscription that owns it. Its
 // retryCount stays.
 func (o Operator) Replay(ctx context.Context, id string, a Action) (Row, error) {
-	return o.do(ctx, "replay", id, a)
+	return o.do(ctx, opReplay, id, a)
 }
 
 // Skip makes an event that is not dispatched unnecessary. A handler that is running may finish;
 // the event stays skipped.
 func (o Operator) Skip(ctx context.Context, id string, a Action) (Row, error) {
-	return o.do(ctx, "skip", id, a)
+	return o.do(ctx, opSkip, id, a)
 }
 
 // Fail marks an event failed like a failed handler does: retryCount + 1, and another attempt
 // while the budget lasts.
 func (o Operator) Fail(ctx context.Context, id string, a Action) (Row, error) {
-	return o.do(ctx, "fail", id, a)
+	return o.do(ctx, opFail, id, a)
 }
 
 // Dispatch marks an event as done.
 func (o Operator) Dispatch(ctx context.Context, id string, a Action) (Row, error) {
-	return o.do(ctx, "dispatch", id, a)
+	return o.do(ctx, opDispatch, id, a)
 }
 
 func (o Operator) do(ctx context.Context, op, id string, a Action) (Row, error) {
@@ -169,19 +180,22 @@ func apply(op string, r *mesh.Record, a Action) {
 	r.DecidedBy, r.Reason = a.By, a.Reason
 	r.NextRetryAt, r.Exhausted = time.Time{}, false
 	switch op {
-	case "replay":
+	case opReplay:
 		r.Status = mesh.RecordReplaying
 		if a.ResetRetries {
 			r.RetriesBefore = r.RetryCount
 		}
-	case "skip":
+	case opSkip:
 		r.Status = mesh.RecordSkipped
-	case "dispatch":
+	case opDispatch:
 		r.Status, r.ErrorCode, r.ErrorMessage = mesh.RecordDispatched, "", ""
-	case "fail":
+	case opFail:
 		orElse(&a.ErrorCode, "operator")
 		orElse(&a.ErrorMessage, "marked failed by an operator")
 		r.Fail(a.ErrorCode, a.ErrorMessage)
+	case opPark:
+		r.Fail(a.ErrorCode, a.ErrorMessage)
+		r.Exhausted, r.NextRetryAt = true, time.Time{}
 	}
 }
 
@@ -302,7 +316,7 @@ func (s *session) sweepDecisions(ctx context.Context) error {
 		}
 		if row.Generation < rec.Generation {
 			var lost *StateError
-			if _, err := s.cfg.Schema.follow(ctx, s.db, "settle", rec); err != nil && !errors.As(err, &lost) {
+			if _, err := s.cfg.Schema.follow(ctx, s.db, opFollow, rec); err != nil && !errors.As(err, &lost) {
 				return err
 			}
 		}

@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -263,17 +264,17 @@ func (s *session) readDecided(ctx context.Context) (any bool, err error) {
 func (s *session) publish(ctx context.Context, items []*item) error {
 	var waiting []int64
 	for _, it := range items {
-		switch {
-		case !it.publish || s.publisher.knows(it.event.ID):
-			continue
-		case !s.owners.has(it.event.Consumer):
-			waiting = append(waiting, it.seq)
+		if !it.publish || s.publisher.knows(it.event.ID) {
 			continue
 		}
 		if why := it.event.CheckWire(s.maxPayload); why != nil {
 			if err := s.park(ctx, it, why); err != nil {
 				return err
 			}
+			continue
+		}
+		if !s.owners.has(it.event.Consumer) {
+			waiting = append(waiting, it.seq)
 			continue
 		}
 		if err := s.publisher.publish(ctx, it); err != nil {
@@ -295,17 +296,20 @@ func (s *session) setAside(ctx context.Context, seqs []int64) error {
 	return nil
 }
 
-// park fails a row that can never be published, so that it blocks nobody.
+// park fails a row that can never be published, so that it blocks nobody. Like every failure that is
+// no handler's, it goes into the record first.
 func (s *session) park(ctx context.Context, it *item, why error) error {
 	s.log.Error().Err(why).Str("event_id", it.event.ID).Str("consumer", it.event.Consumer).Str("type", it.event.Type).
 		Msg("event can never be published, parked as failed")
-	_, err := s.db.Exec(ctx, s.cfg.Schema.sql(`
-		update {{schema}}.outbox set status = 'failed', tracked_status = 'failed', retry_count = retry_count + 1, next_retry_at = null,
-			error_code = $2, error_message = $3, updated_at = now()
-		where seq = $1 and status = 'pending'`), it.seq, mesh.CodeUnpublished, cleanText(why.Error()))
+	_, err := s.operator().do(ctx, opPark, it.event.ID, Action{ErrorCode: mesh.CodeUnpublished, ErrorMessage: why.Error()})
+	if moved := (*StateError)(nil); errors.As(err, &moved) {
+		return nil // an operator was faster
+	}
 	if err != nil {
 		return fmt.Errorf("park event %s: %w", it.event.ID, err)
 	}
 	s.stats.parked.Add(1)
 	return nil
 }
+
+func (s *session) operator() Operator { return Operator{DB: s.db, Mesh: s.m, Schema: s.cfg.Schema} }
