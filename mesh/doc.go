@@ -22,6 +22,14 @@
 // outcomes stream, so a crash at any arrow repeats the step and loses nothing. The
 // outbox the event came from settles the event's row by that outcome.
 //
+// # Failures
+//
+// An event that failed has a record: how often, why, when it is tried again. The record decides.
+// A redelivery looks at it before it runs the handler; an operator's word raises its generation by
+// compare-and-set ([Mesh.Decide]), and a message of a lower generation is acked and not handled. From
+// the second delivery on a start is recorded before the handler runs: five starts without an
+// outcome mean that the handler kills its process, and the event is dead-lettered as crash_loop.
+//
 // Nothing in this package closes the connection it was given, and nothing runs in
 // the background except inside [Mesh.Run].
 package mesh

@@ -13,6 +13,9 @@
 //	      can never be         │
 //	      published            └─ next_retry_at empty: exhausted
 //
+// An operator moves a row, too: replay takes it from failed or skipped back to pending, skip to
+// skipped, and the marks to failed or dispatched; see [Operator].
+//
 // A row is pending until it is known to be published, and dispatching until its owner's
 // outcome arrives. Marking is lazy: only a row that is unsettled after 200 ms is marked, so an
 // event that is handled at once goes from pending to dispatched with one update. A retry that
