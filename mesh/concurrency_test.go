@@ -88,8 +88,30 @@ func TestConcurrencyIsNeverExceededUnderLoad(t *testing.T) {
 	}
 }
 
-// With one handler at a time they run in the order of the stream; with more they start in it.
 func TestHandlersStartInTheOrderOfTheStream(t *testing.T) {
+	t.Parallel()
+	e := start(t)
+	g := newGate()
+	sub := orders(g.handle)
+	sub.Concurrency = 4
+	e.handle(sub)
+	events := e.publishMany(8, "orders")
+	for range 4 {
+		receive(t, "the first four", g.started)
+	}
+	await(t, "four to be fetched ahead", func() bool { return e.durable("orders").NumAckPending == 8 })
+	for _, ev := range events[4:] {
+		g.open <- struct{}{}
+		if got := receive(t, "the next handler", g.started); got.ID != ev.ID {
+			t.Errorf("event %s starts, want %s", got.ID, ev.ID)
+		}
+	}
+	close(g.open)
+	e.awaitSettled("orders", 8)
+}
+
+// One at a time they run in the order of the stream, as long as none fails.
+func TestSingleHandlerKeepsTheOrderOfTheStream(t *testing.T) {
 	t.Parallel()
 	e := start(t)
 	g := newGate()

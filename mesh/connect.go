@@ -17,6 +17,7 @@ func Connect(url string, opts ...nats.Option) (*nats.Conn, error) {
 		nats.MaxReconnects(-1),
 		nats.RetryOnFailedConnect(true),
 		nats.ReconnectBufSize(-1),
+		nats.FlusherTimeout(10 * time.Second), // a server that hangs does not hold the connection for a minute
 		nats.ReconnectWait(250 * time.Millisecond),
 		nats.ReconnectJitter(250*time.Millisecond, time.Second),
 		nats.PingInterval(10 * time.Second),

@@ -16,7 +16,6 @@ const (
 	hdrDeadSubscription = "mesh-subscription"
 	hdrDeadCode         = "mesh-error-code"
 	hdrDeadMessage      = "mesh-error-message"
-	hdrDeadRetryCount   = "mesh-retry-count"
 	hdrDeadAt           = "mesh-died-at"
 	hdrDeadSeq          = "mesh-stream-seq"
 	hdrDeadAttempts     = "mesh-attempts" // JSON, the latest ones
@@ -39,7 +38,7 @@ func (m *Mesh) bury(ctx context.Context, e *Event, r *Record, streamSeq uint64) 
 	set(hdrDeadSubscription, r.Subscription)
 	set(hdrDeadCode, r.ErrorCode)
 	set(hdrDeadMessage, percentEncode(clip(r.ErrorMessage, deadText)))
-	set(hdrDeadRetryCount, strconv.Itoa(r.RetryCount))
+	set(hdrRetryCount, strconv.Itoa(r.RetryCount))
 	set(hdrDeadAt, r.UpdatedAt.UTC().Format(time.RFC3339Nano))
 	set(hdrDeadSeq, strconv.FormatUint(streamSeq, 10))
 	short := []Attempt{}

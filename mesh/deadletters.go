@@ -185,7 +185,7 @@ func parseDeadLetter(header nats.Header, data []byte, seq uint64) DeadLetter {
 	d.Subscription = take(hdrDeadSubscription)
 	d.ErrorCode = take(hdrDeadCode)
 	d.ErrorMessage = percentDecode(take(hdrDeadMessage))
-	d.RetryCount, _ = strconv.Atoi(take(hdrDeadRetryCount))
+	d.RetryCount, _ = strconv.Atoi(take(hdrRetryCount))
 	d.DiedAt, _ = time.Parse(time.RFC3339Nano, take(hdrDeadAt))
 	d.StreamSeq, _ = strconv.ParseUint(take(hdrDeadSeq), 10, 64)
 	_ = json.Unmarshal([]byte(percentDecode(take(hdrDeadAttempts))), &d.Attempts) // left empty, see above

@@ -111,82 +111,6 @@ func (d *delivery) prepare(ctx context.Context) (call bool) {
 	return d.meta.NumDelivered == 1 || d.begin(ctx)
 }
 
-// crashLoop is the number of starts without an outcome after which a handler is taken to kill its
-// process.
-const crashLoop = 5
-
-// begin records that the handler of a redelivered event starts. A handler that takes its process
-// with it leaves nothing but these.
-func (d *delivery) begin(ctx context.Context) bool {
-	for {
-		rec := d.base()
-		if rec.Starts >= crashLoop {
-			f := failuref(CodeCrashLoop, "the handler was started %d times and never came to an end: it seems to kill its process", rec.Starts+1)
-			f.permanent = true
-			d.settle(ctx, f)
-			return false
-		}
-		rec.Starts++
-		switch stored, ok := d.put(ctx, rec); {
-		case !ok:
-			d.r.forget(d)
-			return false
-		case stored:
-			return true
-		}
-		if !d.loadRecord(ctx) || d.decided(ctx) {
-			return false
-		}
-	}
-}
-
-// put stores the record, waiting out faults: stored is false if somebody changed it meanwhile, ok
-// is false if ctx ended.
-func (d *delivery) put(ctx context.Context, rec *Record) (stored, ok bool) {
-	ok = d.r.m.persist(ctx, "write failure record", func() error {
-		revision, err := d.r.m.ledger.put(ctx, rec, d.revision)
-		if errors.Is(err, errRecordChanged) {
-			return nil
-		}
-		if stored = err == nil; stored {
-			d.record, d.revision = rec, revision
-		}
-		return err
-	})
-	return stored, ok
-}
-
-func (d *delivery) loadRecord(ctx context.Context) bool {
-	return d.r.m.persist(ctx, "read failure record", func() (err error) {
-		d.record, d.revision, err = d.r.m.ledger.get(ctx, d.r.sub.Name, d.event.ID)
-		return err
-	})
-}
-
-// decided acts on what the record already says, or reports false: the next attempt is due.
-func (d *delivery) decided(ctx context.Context) bool {
-	rec := d.record
-	switch {
-	case rec == nil:
-		return false
-	case rec.Generation > d.event.Generation:
-		// Replayed, skipped or marked since: this message speaks for nobody any more.
-		d.finish(ctx, settled{answer: d.msg.Ack})
-	case rec.Generation < d.event.Generation:
-		return false
-	case rec.Status == RecordDispatched:
-		d.finish(ctx, settled{source: d.event.Source, outcome: d.outcomeOf(rec), answer: d.msg.Ack})
-	case rec.Exhausted:
-		d.dead(ctx)
-	case time.Until(rec.NextRetryAt) > 0:
-		d.retry(ctx)
-	default:
-		d.attempt = rec.attempt() + 1
-		return false
-	}
-	return true
-}
-
 // call runs the handler and turns whatever it does into a failure or none.
 func (d *delivery) call(handlers context.Context) {
 	h, ok := d.r.sub.handler(&d.event)
@@ -225,7 +149,7 @@ func (d *delivery) settle(handlers context.Context, f *failure) {
 		o.Duration = took
 		d.finish(handlers, settled{source: d.event.Source, outcome: o, answer: d.msg.Ack})
 		return
-	case f != nil && handlers.Err() != nil:
+	case handlers.Err() != nil:
 		// Cut off at shutdown: no attempt, no start, and the next one may begin at once.
 		if d.record != nil && d.record.Starts > 0 {
 			rec := d.base()
@@ -260,6 +184,10 @@ func (d *delivery) settle(handlers context.Context, f *failure) {
 			d.r.forget(d)
 			return
 		}
+		if f == nil && d.record != nil && d.record.Generation == d.event.Generation && d.record.Status == RecordFailed {
+			d.attempt = d.record.attempt() + 1 // it failed there, but it succeeded here
+			continue
+		}
 		if d.decided(handlers) {
 			return
 		}
@@ -288,7 +216,7 @@ func (d *delivery) base() *Record {
 		Consumer: d.event.Consumer, EventType: d.event.Type,
 		AggregateType: d.event.AggregateType, AggregateID: d.event.AggregateID,
 		IdempotencyKey: d.event.IdempotencyKey, TraceID: d.event.TraceID,
-		MaxRetries: d.maxRetries(), CreatedAt: now,
+		RetryCount: d.event.Failures, MaxRetries: d.maxRetries(), CreatedAt: now,
 	}
 	if d.record != nil {
 		*rec = *d.record
@@ -408,14 +336,7 @@ func (d *delivery) finish(ctx context.Context, s settled) {
 		}
 		return err
 	}
-	select {
-	case d.r.m.outcomes <- s:
-		return
-	default:
-	}
-	select {
-	case d.r.m.outcomes <- s:
-	case <-ctx.Done():
+	if !d.r.m.tell(ctx, s) {
 		d.r.forget(d)
 	}
 }

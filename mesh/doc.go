@@ -29,6 +29,7 @@
 // compare-and-set ([Mesh.Decide]), and a message of a lower generation is acked and not handled. From
 // the second delivery on a start is recorded before the handler runs: five starts without an
 // outcome mean that the handler kills its process, and the event is dead-lettered as crash_loop.
+// Of events with two such starts a process runs one at a time, so that none is blamed for another.
 //
 // Nothing in this package closes the connection it was given, and nothing runs in
 // the background except inside [Mesh.Run].

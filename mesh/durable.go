@@ -47,6 +47,9 @@ func (r *runner) bind(ctx context.Context) error {
 	if err := r.decided.load(ctx, r.m.ledger, r.sub.Name); err != nil {
 		return err
 	}
+	if err := r.past.load(ctx, r.m.ledger, r.sub.Name, r.signs()); err != nil {
+		return err
+	}
 	r.consumer = c
 	return nil
 }

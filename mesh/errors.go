@@ -24,7 +24,7 @@ const (
 	CodeError       = "handler_error"     // the handler returned an error
 	CodePanic       = "handler_panic"     // the handler panicked
 	CodeTimeout     = "handler_timeout"   // the handler outlived its timeout
-	CodeCrashLoop   = "crash_loop"        // the handler was started five times and never came to an end
+	CodeCrashLoop   = "crash_loop"        // five recorded starts of the handler, after its first run, came to no end
 	CodeNoHandler   = "no_handler"        // the consumer is registered, the event type is not
 	CodeUndecodable = "undecodable"       // the payload does not decode into the handler's type
 	CodeMalformed   = "malformed_message" // the message is no event of the mesh

@@ -77,9 +77,11 @@ type Event struct {
 	Time time.Time
 
 	// Source is the outbox the event came from, Generation how often an operator
-	// replayed, skipped or marked it. Both are set by the mesh, not by a writer.
+	// replayed, skipped or marked it, Failures its retryCount when it was published. They
+	// are set by the mesh, not by a writer.
 	Source     string
 	Generation int
+	Failures   int
 }
 
 // Validate reports everything that keeps the event from being written, as

@@ -1,13 +1,9 @@
 package mesh_test
 
 import (
-	"bufio"
 	"context"
 	"errors"
-	"fmt"
 	"os"
-	"os/exec"
-	"strings"
 	"testing"
 	"time"
 
@@ -141,9 +137,15 @@ func TestDurableThatIsDeletedIsMadeAgain(t *testing.T) {
 	t.Parallel()
 	e := start(t)
 	h, fn := script()
-	e.handle(orders(fn))
-	first := e.event("orders")
-	e.awaitSettled("orders", e.publish(first))
+	bad, fail := script(mesh.Permanent(errBoom))
+	e.handle(orders(func(ctx context.Context, d mesh.Delivery[[]byte]) error {
+		if d.AggregateID == "bad" {
+			return fail(ctx, d)
+		}
+		return fn(ctx, d)
+	}))
+	dead := e.publishBad(1)[0]
+	e.awaitFinal(dead.ID)
 	if err := e.js.DeleteConsumer(t.Context(), e.EventsStream(), e.OwnerDurable("orders")); err != nil {
 		t.Fatal(err)
 	}
@@ -152,6 +154,11 @@ func TestDurableThatIsDeletedIsMadeAgain(t *testing.T) {
 	e.publish(second)
 	await(t, "the second event", func() bool { return len(h.of(second.ID)) == 1 })
 	e.awaitOutcome(second.ID, 1)
+	// The new durable begins from the start: what was given up stays given up.
+	e.awaitSettled("orders", 2)
+	if n := bad.count(); n != 1 {
+		t.Errorf("%d calls for the event that was given up, want 1", n)
+	}
 }
 
 // A server that comes back without its store: the client waits for the durable for ever, the

@@ -27,7 +27,8 @@ import (
 func TestMain(m *testing.M) {
 	natsd.MaybeChildMain()
 	maybeServiceMain()
-	goleak.VerifyTestMain(m)
+	// A server that was given a stream with sources waits for them some time after its shutdown.
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server.(*stream).trySetupSourceConsumer.func3"))
 }
 
 // patience bounds every wait. It only ever runs out in a test that fails.

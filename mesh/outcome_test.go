@@ -2,11 +2,13 @@ package mesh_test
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/uuid"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"jetmesh/internal/natsd"
 	"jetmesh/mesh"
@@ -112,10 +114,30 @@ func TestRunEndsWhileOutcomesCannotBeStored(t *testing.T) {
 	t.Parallel()
 	e := startWith(t, natsd.Config{}, mesh.Topology{MaxBytes: 64 << 20, MaxDeadBytes: 1 << 20, MaxLedger: 64 << 10})
 	e.fill(e.OutcomeSubject("junk"))
-	h, fn := script()
-	p := e.handleOn(e.mesh(mesh.Config{DrainTimeout: soon}), orders(fn))
-	e.publishMany(1200, "orders") // more than fit between handlers and stream
-	await(t, "handlers to be held up", func() bool { return h.count() > 600 && e.durable("orders").NumPending > 0 })
+	var calls atomic.Int64
+	p := e.handleOn(e.mesh(mesh.Config{DrainTimeout: soon}), orders(func(context.Context, mesh.Delivery[[]byte]) error {
+		calls.Add(1)
+		return nil
+	}))
+	const events = 6000 // up to 5000 fit between handlers and stream
+	for range events {
+		ev := e.event("orders")
+		if _, err := e.js.PublishMsgAsync(ev.Message(e.EventSubject(ev.Consumer, ev.Type), ev.MsgID()), jetstream.WithStallWait(patience)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	receive(t, "the events to be stored", e.js.PublishAsyncComplete())
+	var last int64
+	var since time.Time
+	await(t, "handlers to be held up", func() bool {
+		if n := calls.Load(); n != last {
+			last, since = n, time.Now()
+		}
+		return last > 0 && time.Since(since) > 10*soon
+	})
+	if last == events {
+		t.Error("nothing held the handlers up")
+	}
 	p.cancel()
 	receive(t, "Run to end", p.done)
 	if c := e.durable("orders"); c.AckFloor.Stream != 0 {

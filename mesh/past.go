@@ -10,39 +10,39 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// past are the events of a subscription that had a record when the runner began, and after
+// past are the events of a subscription that had a record when its durable was bound, and after
 // each reconnect. A server that crashes forgets the deliveries of its last moments (its state of
-// a durable reaches the disk up to 100 ms late: measured), and delivers what has failed before
-// as if for the first time; the records it has.
+// a durable reaches the disk up to 100 ms late: measured), and a durable that was made again
+// forgets all of them: what has failed before is delivered as if for the first time.
 type past struct {
 	mu    sync.Mutex
-	known bool
 	signs uint64 // of the runner, when the records were listed
 	ids   map[string]bool
+}
+
+// of reports whether the records were listed under these signs.
+func (p *past) of(signs uint64) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.signs == signs
 }
 
 // mayHold reports whether an event, delivered under these signs, may have an older record.
 func (p *past) mayHold(eventID string, signs uint64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return !p.known || p.signs != signs || p.ids[eventID]
+	return p.signs != signs || p.ids[eventID]
 }
 
-// read lists the records again if the signs have changed.
-func (p *past) read(ctx context.Context, l ledger, subscription string, signs uint64) error {
-	p.mu.Lock()
-	current := p.known && p.signs == signs
-	p.mu.Unlock()
-	if current {
-		return nil
-	}
+// load lists the records.
+func (p *past) load(ctx context.Context, l ledger, subscription string, signs uint64) error {
 	ids, err := l.ids(ctx, subscription)
 	if err != nil {
 		return err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.known, p.signs, p.ids = true, signs, ids
+	p.signs, p.ids = signs, ids
 	return nil
 }
 

@@ -34,6 +34,7 @@ type runner struct {
 	waiting   []*delivery            // of those, the ones for which no slot is free
 	busy      int                    // slots that are taken, of Concurrency
 	abandoned int                    // handlers that ignored their timeout and still run, without a slot
+	suspect   *delivery              // the one that may kill this process
 	stopped   bool
 	lastBeat  time.Time
 	lapses    uint64 // times that lastBeat lay further back than AckWait
@@ -102,8 +103,10 @@ func (r *runner) consume(ctx, handlers context.Context) error {
 	if ctx.Err() != nil {
 		return nil
 	}
-	if err := r.past.read(ctx, r.m.ledger, r.sub.Name, r.signs()); err != nil {
-		return err
+	if signs := r.signs(); !r.past.of(signs) {
+		if err := r.past.load(ctx, r.m.ledger, r.sub.Name, signs); err != nil {
+			return err
+		}
 	}
 	var taken atomic.Int64
 	silent := make(chan struct{}, 1)
@@ -342,5 +345,18 @@ func (r *runner) snapshot() []*delivery {
 func (r *runner) forget(d *delivery) {
 	r.mu.Lock()
 	delete(r.active, d)
+	if r.suspect == d {
+		r.suspect = nil
+	}
 	r.mu.Unlock()
+}
+
+// suspected reports whether d may run as the only one that is suspected to kill this process.
+func (r *runner) suspected(d *delivery) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.suspect == nil {
+		r.suspect = d
+	}
+	return r.suspect == d
 }

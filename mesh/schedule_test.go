@@ -76,6 +76,51 @@ func TestRetryComesWhenTheRecordSays(t *testing.T) {
 	}
 }
 
+// With the defaults: each retry is due within full jitter's bounds, comes then and not before, and
+// the tenth failure is the last.
+func TestRetriesKeepToTheScheduleUntilTheyAreExhausted(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		const maxRetries = 10
+		runs := make(chan run, 2*maxRetries)
+		due := make(chan time.Time, 2*maxRetries) // as the record said when the next run began
+		e.handle(mesh.OnRaw("orders", ordered, func(_ context.Context, d mesh.Delivery[[]byte]) error {
+			runs <- run{d, time.Now()}
+			if r := e.record("orders", d.ID); r != nil {
+				due <- r.NextRetryAt
+			}
+			return errBoom
+		}))
+		ev := e.event("orders")
+		ev.MaxRetries = maxRetries
+		e.publish(ev)
+		before := <-runs
+		for failure := 1; failure < maxRetries; failure++ {
+			next, at := <-runs, <-due
+			if ceiling, wait := min(10*time.Minute, time.Second<<(failure-1)), at.Sub(before.at); wait < 0 || wait > ceiling {
+				t.Errorf("failure %d: due after %s, want up to %s", failure, wait, ceiling)
+			}
+			if late := next.at.Sub(at); late < 0 || late > 100*time.Millisecond {
+				t.Errorf("failure %d: came %s after it was due", failure, late)
+			}
+			if next.Attempt != failure+1 {
+				t.Errorf("attempt %d, want %d", next.Attempt, failure+1)
+			}
+			before = next
+		}
+		if o := e.awaitFinal(ev.ID); !o.Exhausted || o.RetryCount != maxRetries || o.Attempt != maxRetries || o.Code != mesh.CodeError {
+			t.Errorf("outcome %+v", o)
+		}
+		if r := e.record("orders", ev.ID); !r.Exhausted || r.RetryCount != maxRetries || !r.NextRetryAt.IsZero() || len(r.Attempts) != maxRetries {
+			t.Errorf("record %+v", r)
+		}
+		e.awaitSettled("orders", 1)
+		time.Sleep(time.Hour)
+		if n := len(e.deadLetters()); n != 1 || len(runs) > 0 {
+			t.Errorf("%d dead letters, %d more runs", n, len(runs))
+		}
+	})
+}
+
 func TestDelaysDoubleUpToTheCapWithFullJitter(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
 		runs := make(chan run, 2000)

@@ -55,6 +55,21 @@ func (m *Mesh) writeOutcomes(ctx context.Context) {
 	}
 }
 
+// tell hands an outcome to the writer. It reports false if ctx ended before there was room.
+func (m *Mesh) tell(ctx context.Context, s settled) bool {
+	select {
+	case m.outcomes <- s:
+		return true
+	default:
+	}
+	select {
+	case m.outcomes <- s:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
 // collect waits for outcomes and gathers a batch per source.
 func (m *Mesh) collect() (batches map[string][]settled, open bool) {
 	first, open := <-m.outcomes

@@ -55,6 +55,8 @@ func (t Topology) streams(n Names) []jetstream.StreamConfig {
 
 	dead := base(n.DeadStream(), n.prefix+".dead.>")
 	dead.Description = "dead letters of the mesh"
+	// A process that dies between dead letter and terminate writes the letter again when it is back.
+	dead.Duplicates = time.Hour
 	dead.MaxBytes = t.MaxDeadBytes
 
 	outcomes := base(n.OutcomesStream(), n.prefix+".outcomes.*")

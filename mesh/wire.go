@@ -31,8 +31,9 @@ const (
 	hdrTraceParent    = "traceparent"
 	hdrTraceState     = "tracestate"
 
-	// hdrGeneration is the mesh's own: absent means 0.
+	// The mesh's own: absent means 0.
 	hdrGeneration = "mesh-generation"
+	hdrRetryCount = "mesh-retry-count"
 )
 
 // each calls fn for every header of e on the wire, in a fixed order.
@@ -73,6 +74,9 @@ func (e *Event) each(fn func(key, value string)) {
 	}
 	if e.Generation > 0 {
 		fn(hdrGeneration, strconv.Itoa(e.Generation))
+	}
+	if e.Failures > 0 {
+		fn(hdrRetryCount, strconv.Itoa(e.Failures))
 	}
 	for key, value := range e.Headers {
 		fn(key, value)
@@ -195,6 +199,8 @@ func ParseMessage(header nats.Header, data []byte) (Event, error) {
 			}
 		case hdrGeneration:
 			number(&e.Generation, lower, value)
+		case hdrRetryCount:
+			number(&e.Failures, lower, value)
 		default:
 			if reservedHeader(lower) || !validHeaderKey(key) {
 				continue

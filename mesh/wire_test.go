@@ -48,7 +48,7 @@ func anyEvent(r *rand.Rand) mesh.Event {
 		ID: uuid.NewString(), Source: maybe(uuid.NewString()), Consumer: pick(name, 64), Type: pick(name, 40) + maybe("."+pick(name, 40)),
 		AggregateType: pick(text, 60), AggregateID: pick(text, 60), IdempotencyKey: maybe(pick(key, 128)), TraceID: maybe(pick(key, 128)),
 		TraceParent: maybe("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"), TraceState: maybe("a=1,b=2"),
-		MaxRetries: []int{mesh.NoRetries, 0, 1, 1000}[r.IntN(4)], Generation: r.IntN(3),
+		MaxRetries: []int{mesh.NoRetries, 0, 1, 1000}[r.IntN(4)], Generation: r.IntN(3), Failures: r.IntN(3),
 		ContentType: []string{"application/json", "text/plain; charset=utf-8", "application/octet-stream"}[r.IntN(3)],
 	}
 	if r.IntN(2) == 0 {

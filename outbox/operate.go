@@ -123,7 +123,27 @@ func (o Operator) try(ctx context.Context, op, id string, a Action) (Row, error)
 			return Row{}, err
 		}
 	}
-	return o.Schema.follow(ctx, o.DB, op, next)
+	row, err = o.Schema.follow(ctx, o.DB, op, next)
+	if late := (*StateError)(nil); errors.As(err, &late) && owner != "" {
+		if closing := concede(ctx, o.Mesh, row, next); closing != nil {
+			return row, errors.Join(err, closing)
+		}
+	}
+	return row, err
+}
+
+// concede closes the record of a decision that came too late for its row, which had been settled by a handler.
+func concede(ctx context.Context, m *mesh.Mesh, row Row, decided *mesh.Record) error {
+	rec, revision, err := m.Record(ctx, decided.Subscription, row.ID)
+	if err != nil || rec == nil || rec.Generation != decided.Generation || rec.Status == mesh.RecordDispatched {
+		return err
+	}
+	rec.Status, rec.RetryCount, rec.Exhausted, rec.NextRetryAt = mesh.RecordDispatched, row.RetryCount, false, time.Time{}
+	rec.ErrorCode, rec.ErrorMessage = "", ""
+	if err := m.Decide(ctx, rec, revision); !errors.Is(err, mesh.ErrConflict) {
+		return err
+	}
+	return nil // somebody else sees that the row is dispatched
 }
 
 // owner is the name of the subscription that owns a consumer, "" if none does yet.
@@ -172,6 +192,7 @@ func recordOf(row Row, rec *mesh.Record, owner string) *mesh.Record {
 		*next = *rec
 	}
 	next.Generation = max(next.Generation, row.Generation) + 1
+	next.Starts = 0 // those were runs of an older generation
 	next.UpdatedAt = time.Now()
 	return next
 }
@@ -315,8 +336,11 @@ func (s *session) sweepDecisions(ctx context.Context) error {
 			return err
 		}
 		if row.Generation < rec.Generation {
-			var lost *StateError
-			if _, err := s.cfg.Schema.follow(ctx, s.db, opFollow, rec); err != nil && !errors.As(err, &lost) {
+			row, err := s.cfg.Schema.follow(ctx, s.db, opFollow, rec)
+			if late := (*StateError)(nil); errors.As(err, &late) {
+				err = concede(ctx, s.m, row, rec)
+			}
+			if err != nil {
 				return err
 			}
 		}

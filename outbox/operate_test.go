@@ -174,10 +174,72 @@ func TestEventFailedByHandIsTriedAgainWhenItIsDue(t *testing.T) {
 		t.Errorf("list of failed events: %+v, %v", page, err)
 	}
 	row = env.AwaitStatus(id, outbox.StatusDispatched)
-	close(release)
 	if row.Generation != 1 || row.RetryCount != 1 {
 		t.Errorf("row %+v", row)
 	}
+	close(release) // the first handler succeeds, too late
+	meshtest.Await(t, "the late success in the log", func() bool {
+		_, attempts := env.Row(id)
+		return len(attempts) == 1 && attempts[0].Generation == 0 && attempts[0].ErrorCode == ""
+	})
+	if late, _ := env.Row(id); late.Generation != 1 || late.Status != outbox.StatusDispatched {
+		t.Errorf("row %+v", late)
+	}
+}
+
+// Nobody takes the consumer's events yet when an operator fails one: the count goes along.
+func TestFailureOfAnEventThatNobodyTakesCounts(t *testing.T) {
+	t.Parallel()
+	env := meshtest.New(t)
+	env.Relay(outbox.RelayConfig{})
+	m, err := mesh.New(env.NC, mesh.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := env.Write(meshtest.Event("orders"))[0].Row.ID
+	if row, err := operator(env, m).Fail(t.Context(), id, outbox.Action{}); err != nil || row.RetryCount != 1 {
+		t.Fatalf("fail: %+v, %v", row, err)
+	}
+	var h switchable
+	h.set(mesh.Permanent(errors.New("no")))
+	env.Handle(h.on("orders"))
+	meshtest.Await(t, "the second failure", func() bool {
+		row, _ := env.Row(id)
+		return row.RetryCount == 2
+	})
+}
+
+// The mark of the first publish comes after the operator's word, and is not to be taken for the second's.
+func TestEventDecidedBeforeItWasMarkedIsPublishedAgain(t *testing.T) {
+	t.Parallel()
+	env := meshtest.New(t)
+	env.Relay(outbox.RelayConfig{})
+	var h switchable
+	started, release := make(chan struct{}, 2), make(chan struct{})
+	defer close(release)
+	m, _ := env.Handle(mesh.OnRaw("orders", mesh.AnyType, func(ctx context.Context, d mesh.Delivery[[]byte]) error {
+		if d.Generation == 0 {
+			started <- struct{}{}
+			<-release
+		}
+		return h.handle(ctx, d)
+	}))
+	op := operator(env, m)
+	replayed := env.Write(meshtest.Event("orders"))[0].Row.ID
+	failed := env.Write(meshtest.Event("orders"))[0].Row.ID
+	<-started
+	<-started
+	if _, err := op.Skip(t.Context(), replayed, outbox.Action{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := op.Replay(t.Context(), replayed, outbox.Action{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := op.Fail(t.Context(), failed, outbox.Action{}); err != nil {
+		t.Fatal(err)
+	}
+	env.AwaitStatus(replayed, outbox.StatusDispatched)
+	env.AwaitStatus(failed, outbox.StatusDispatched)
 }
 
 // Events that were never published, since nobody takes them: the row alone is there to decide.

@@ -31,7 +31,7 @@ type item struct {
 // Rows that are not to be published are read for their number alone.
 const publishable = `(o.status = 'pending' or o.tracked_status = 'retry' and o.next_retry_at <= now()) is true`
 const itemColumns = `o.seq, ` + publishable + `, o.published_at is not null, o.id::text, o.consumer, o.event_type, o.aggregate_type, o.aggregate_id, coalesce(o.idempotency_key, ''),
-	case when ` + publishable + ` then o.payload end, o.content_type, o.headers, o.trace_id, o.max_retries, o.generation, coalesce(o.occurred_at, o.created_at)`
+	case when ` + publishable + ` then o.payload end, o.content_type, o.headers, o.trace_id, o.max_retries, o.generation, o.retry_count, coalesce(o.occurred_at, o.created_at)`
 
 // Every read is bounded by rows and by bytes: what crosses readBytes is the last row.
 const readBytes = 16 << 20
@@ -51,7 +51,7 @@ func (s *session) scanItem(row pgx.CollectableRow) (*item, error) {
 	var headers []byte
 	var maxRetries *int
 	err := row.Scan(&it.seq, &it.publish, &it.published, &e.ID, &e.Consumer, &e.Type, &e.AggregateType, &e.AggregateID, &e.IdempotencyKey,
-		&e.Payload, &e.ContentType, &headers, &e.TraceID, &maxRetries, &e.Generation, &e.Time)
+		&e.Payload, &e.ContentType, &headers, &e.TraceID, &maxRetries, &e.Generation, &e.Failures, &e.Time)
 	if err != nil {
 		return nil, err
 	}
@@ -98,7 +98,10 @@ func (s *session) read(ctx context.Context) error {
 				return err
 			}
 			looks.done(time.Since(began), found > 0)
-			more = more || cut
+			if cut { // there is more, and it is not searched for in vain
+				looks.hurry()
+				more = true
+			}
 		}
 		for _, consumer := range s.owners.takeAppeared() {
 			s.waiting[consumer] = 0

@@ -92,14 +92,18 @@ func settle(t *testing.T, env *meshtest.Env, instance string, outcomes ...mesh.O
 	if err != nil {
 		t.Fatal(err)
 	}
-	subject := "mesh.outcomes." + scan[string](t, env, `select source_id::text from mesh.meta`)
-	if _, err := relayJetStream(t, env.NC).Publish(subject, data); err != nil {
+	var source string
+	meshtest.Await(t, "the relay to take a source id for this database", func() bool {
+		source = scan[string](t, env, `select case when home = mesh.home() then source_id::text else '' end from mesh.meta`)
+		return source != ""
+	})
+	if _, err := relayJetStream(t, env.NC).Publish("mesh.outcomes."+source, data); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// A sweep that waits for a row keeps the look into the holes from finding a row that it has passed
-// by already: what it leaves below meta.relay_low, no relay finds again.
+// While a sweep waits for a locked row, a late one comes where the sweep has already passed: left
+// untracked below meta.relay_low, no relay would find it again.
 func TestLateRowIsNotPassedByARunningSweep(t *testing.T) {
 	t.Parallel()
 	env := meshtest.New(t)
@@ -259,16 +263,14 @@ func TestEventsAreDeliveredAfterTheNumbersBeganAnew(t *testing.T) {
 	env.Relay(outbox.RelayConfig{})
 	env.Write(events("orders", 50)...)
 	env.AwaitCount(outbox.StatusDispatched, 50)
-	for range 2 { // the second time, nothing is left to sweep
-		meshtest.Await(t, "the sweep", func() bool {
-			return scan[bool](t, env, `select relay_low > last_value from mesh.meta, mesh.outbox_seq_seq`)
-		})
-		exec(t, env, `truncate mesh.outbox restart identity`)
-		id := env.Write(meshtest.Event("orders"))[0].Row.ID
-		env.AwaitStatus(id, outbox.StatusDispatched)
-		if !s.has(id) {
-			t.Error("not handled")
-		}
+	meshtest.Await(t, "the sweep to end", func() bool {
+		return scan[bool](t, env, `select relay_low > last_value from mesh.meta, mesh.outbox_seq_seq`)
+	})
+	exec(t, env, `truncate mesh.outbox restart identity`)
+	id := env.Write(meshtest.Event("orders"))[0].Row.ID
+	env.AwaitStatus(id, outbox.StatusDispatched)
+	if !s.has(id) {
+		t.Error("not handled")
 	}
 }
 

@@ -44,7 +44,9 @@ type Row struct {
 	SettledAt    *time.Time
 }
 
-// An Attempt is a failed attempt in the delivery log; the successful one stands in the row.
+// An Attempt is a failed attempt in the delivery log; the successful one stands in the row. An
+// attempt without an ErrorCode is a late success: of a handler that was still running when an
+// operator decided otherwise.
 type Attempt struct {
 	Generation   int
 	Attempt      int

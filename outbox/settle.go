@@ -161,13 +161,36 @@ insert into {{schema}}.outbox_attempt (event_id, generation, attempt, instance, 
 select * from unnest($1::uuid[], $2::int[], $3::int[], $4::text[], $5::timestamptz[], $6::float8[], $7::text[], $8::text[])
 on conflict do nothing`
 
-// settle applies messages of outcomes. When Postgres refuses them for what they hold, or because somebody
-// locks a row, each is tried alone: one of them must not keep the others from being settled.
+const logLate = `
+insert into {{schema}}.outbox_attempt (event_id, generation, attempt, instance, started_at, duration_ms, error_code, error_message)
+select u.id, u.generation, u.attempt, u.instance, u.started_at, u.duration_ms, '', ''
+from unnest($1::uuid[], $2::int[], $3::int[], $4::text[], $5::text[], $6::timestamptz[], $7::float8[])
+	as u (id, generation, attempt, status, instance, started_at, duration_ms)
+join {{schema}}.outbox o on o.id = u.id
+where u.status = 'dispatched' and u.generation < o.generation
+on conflict do nothing`
+
+// Rows that somebody locks are left out of settleRows.
+const skipLocked = ` and o.id in (select l.id from {{schema}}.outbox l where l.id = any($1) for update skip locked)`
+
+// settle applies messages of outcomes. When Postgres refuses them for what they hold, each is tried
+// alone; when somebody locks a row, all but that one are settled, and the messages come again: one
+// outcome must not keep the others from being settled.
 func (s *session) settle(ctx context.Context, got []arrived) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	err := s.applyOutcomes(ctx, got)
+	err := s.applyOutcomes(ctx, got, settleRows)
+	locked := lockTimeout(err)
+	if locked {
+		s.log.Warn().Err(err).Msg("rows are locked, their outcomes wait")
+		err = s.applyOutcomes(ctx, got, settleRows+skipLocked)
+	}
 	switch {
+	case err == nil && locked:
+		for _, a := range got {
+			a.msg.NakWithDelay(5 * time.Second)
+		}
+		return nil
 	case err == nil:
 		for _, a := range got {
 			if err := a.msg.Ack(); err != nil {
@@ -175,7 +198,7 @@ func (s *session) settle(ctx context.Context, got []arrived) error {
 			}
 		}
 		return nil
-	case !refusedContent(err) && !lockTimeout(err):
+	case !refusedContent(err):
 		for _, a := range got {
 			a.msg.Nak()
 		}
@@ -186,10 +209,6 @@ func (s *session) settle(ctx context.Context, got []arrived) error {
 				return err
 			}
 		}
-		return nil
-	case lockTimeout(err):
-		s.log.Warn().Err(err).Msg("rows are locked, their outcomes wait")
-		got[0].msg.NakWithDelay(5 * time.Second)
 		return nil
 	default:
 		s.log.Error().Err(err).Str("instance", got[0].batch.Instance).Msg("outcomes cannot be stored, their events stay unsettled")
@@ -205,7 +224,7 @@ func refusedContent(err error) bool {
 	return errors.As(err, &pg) && (strings.HasPrefix(pg.Code, "22") || strings.HasPrefix(pg.Code, "23"))
 }
 
-func (s *session) applyOutcomes(ctx context.Context, got []arrived) error {
+func (s *session) applyOutcomes(ctx context.Context, got []arrived, update string) error {
 	last := map[string]int{} // event id → index in rows
 	var rows settleColumns
 	var failed attemptColumns
@@ -231,7 +250,7 @@ func (s *session) applyOutcomes(ctx context.Context, got []arrived) error {
 	}
 	batch := &pgx.Batch{}
 	batch.Queue(`select set_config('lock_timeout', '3s', true)`)
-	batch.Queue(s.cfg.Schema.sql(settleRows), rows.args()...)
+	batch.Queue(s.cfg.Schema.sql(update), rows.args()...)
 	if len(failed.ids) > 0 {
 		batch.Queue(s.cfg.Schema.sql(logAttempts), failed.args()...)
 	}
@@ -246,6 +265,12 @@ func (s *session) applyOutcomes(ctx context.Context, got []arrived) error {
 	}
 	if err != nil {
 		return fmt.Errorf("settle rows: %w", err)
+	}
+	if int(tag.RowsAffected()) < len(rows.ids) {
+		// Among those that changed nothing may be successes that an operator had overtaken.
+		if _, err := s.db.Exec(ctx, s.cfg.Schema.sql(logLate), rows.ids, rows.generations, rows.attempts, rows.statuses, rows.instances, rows.started, rows.durations); err != nil {
+			return fmt.Errorf("log late successes: %w", err)
+		}
 	}
 	s.stats.settled.Add(tag.RowsAffected())
 	s.stats.ignored.Add(int64(total) - tag.RowsAffected())

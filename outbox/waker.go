@@ -172,6 +172,7 @@ func (w *waker) retire() {
 // announce tells writers whether to notify. It need not survive a crash, so it does not wait
 // for the disk.
 func (w *waker) announce(ctx context.Context, asleep bool) error {
+	w.asleep = w.asleep || asleep // even if the answer never comes
 	batch := &pgx.Batch{}
 	batch.Queue(`select set_config('synchronous_commit', 'off', true)`)
 	batch.Queue(w.relay.cfg.Schema.sql(`update {{schema}}.meta set relay_asleep = $1`), asleep)

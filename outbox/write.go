@@ -137,6 +137,7 @@ func prepare(ctx context.Context, events []mesh.Event) (*input, error) {
 			e.ID = id.String()
 		}
 		e.Trace(ctx)
+		e.Time = e.Time.Truncate(time.Microsecond) // as Postgres keeps it
 		err := e.Validate()
 		if err == nil {
 			err = e.CheckSize(maxMessage)

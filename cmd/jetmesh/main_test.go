@@ -19,6 +19,7 @@ var programs = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", 
 
 func TestMain(m *testing.M) {
 	natsd.MaybeChildMain()
+	maybeDrillMain()
 	code := pgtest.Run(m)
 	if dir, err := programs(); err == nil {
 		_ = os.RemoveAll(dir)
