@@ -75,24 +75,19 @@ func (r *runner) durable() jetstream.ConsumerConfig {
 }
 
 func compareDurable(want, got jetstream.ConsumerConfig) error {
-	var diff []string
-	check := func(field string, got, want any) {
-		if g, w := fmt.Sprint(got), fmt.Sprint(want); g != w {
-			diff = append(diff, fmt.Sprintf("%s is %s, want %s", field, g, w))
-		}
-	}
+	var diff differences
 	if len(got.FilterSubjects) == 0 && got.FilterSubject != "" {
 		got.FilterSubjects = []string{got.FilterSubject}
 	}
 	slices.Sort(want.FilterSubjects)
 	slices.Sort(got.FilterSubjects)
-	check("filter_subjects", got.FilterSubjects, want.FilterSubjects)
-	check("ack_policy", got.AckPolicy, want.AckPolicy)
-	check("ack_wait", got.AckWait, want.AckWait)
-	check("backoff", got.BackOff, want.BackOff)
-	check("max_deliver", got.MaxDeliver, want.MaxDeliver)
-	check("max_ack_pending", got.MaxAckPending, want.MaxAckPending)
-	check("headers_only", got.HeadersOnly, want.HeadersOnly)
+	diff.check("filter_subjects", got.FilterSubjects, want.FilterSubjects)
+	diff.check("ack_policy", got.AckPolicy, want.AckPolicy)
+	diff.check("ack_wait", got.AckWait, want.AckWait)
+	diff.check("backoff", got.BackOff, want.BackOff)
+	diff.check("max_deliver", got.MaxDeliver, want.MaxDeliver)
+	diff.check("max_ack_pending", got.MaxAckPending, want.MaxAckPending)
+	diff.check("headers_only", got.HeadersOnly, want.HeadersOnly)
 	if len(diff) > 0 {
 		return fmt.Errorf("mesh: durable %s differs from the subscription: %s", want.Durable, strings.Join(diff, "; "))
 	}

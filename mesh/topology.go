@@ -146,12 +146,7 @@ func (m *Mesh) eachStream(ctx context.Context, t Topology, get func(context.Cont
 // compareStream reports where got differs. Sizes are compared only where want sets them:
 // a process that leaves them open works with whatever an operator chose.
 func compareStream(want, got jetstream.StreamConfig) error {
-	var diff []string
-	check := func(field string, got, want any) {
-		if g, w := fmt.Sprint(got), fmt.Sprint(want); g != w {
-			diff = append(diff, fmt.Sprintf("%s is %s, want %s", field, g, w))
-		}
-	}
+	var diff differences
 	// The server stores "no limit" as -1.
 	orMinus1 := func(v int64) int64 {
 		if v == 0 {
@@ -164,32 +159,41 @@ func compareStream(want, got jetstream.StreamConfig) error {
 	orElse(&want.MaxBytes, got.MaxBytes)
 	slices.Sort(want.Subjects)
 	slices.Sort(got.Subjects)
-	check("subjects", got.Subjects, want.Subjects)
-	check("retention", got.Retention, want.Retention)
-	check("storage", got.Storage, want.Storage)
-	check("discard", got.Discard, want.Discard)
-	check("num_replicas", got.Replicas, want.Replicas)
-	check("max_bytes", got.MaxBytes, orMinus1(want.MaxBytes))
-	check("max_msgs", got.MaxMsgs, orMinus1(want.MaxMsgs))
-	check("max_msg_size", got.MaxMsgSize, orMinus1(int64(want.MaxMsgSize)))
-	check("max_msgs_per_subject", got.MaxMsgsPerSubject, orMinus1(want.MaxMsgsPerSubject))
-	check("max_age", got.MaxAge, want.MaxAge)
-	check("duplicate_window", got.Duplicates, want.Duplicates)
-	check("allow_direct", got.AllowDirect, want.AllowDirect)
-	check("allow_rollup_hdrs", got.AllowRollup, want.AllowRollup)
-	check("allow_msg_schedules", got.AllowMsgSchedules, want.AllowMsgSchedules)
-	check("allow_msg_ttl", got.AllowMsgTTL, want.AllowMsgTTL)
-	check("deny_delete", got.DenyDelete, want.DenyDelete)
-	check("deny_purge", got.DenyPurge, want.DenyPurge)
-	check("no_ack", got.NoAck, want.NoAck)
-	check("sealed", got.Sealed, want.Sealed)
-	check("subject_transform", got.SubjectTransform != nil, want.SubjectTransform != nil)
-	check("mirror", got.Mirror != nil, want.Mirror != nil)
-	check("sources", len(got.Sources), len(want.Sources))
+	diff.check("subjects", got.Subjects, want.Subjects)
+	diff.check("retention", got.Retention, want.Retention)
+	diff.check("storage", got.Storage, want.Storage)
+	diff.check("discard", got.Discard, want.Discard)
+	diff.check("num_replicas", got.Replicas, want.Replicas)
+	diff.check("max_bytes", got.MaxBytes, orMinus1(want.MaxBytes))
+	diff.check("max_msgs", got.MaxMsgs, orMinus1(want.MaxMsgs))
+	diff.check("max_msg_size", got.MaxMsgSize, orMinus1(int64(want.MaxMsgSize)))
+	diff.check("max_msgs_per_subject", got.MaxMsgsPerSubject, orMinus1(want.MaxMsgsPerSubject))
+	diff.check("max_age", got.MaxAge, want.MaxAge)
+	diff.check("duplicate_window", got.Duplicates, want.Duplicates)
+	diff.check("allow_direct", got.AllowDirect, want.AllowDirect)
+	diff.check("allow_rollup_hdrs", got.AllowRollup, want.AllowRollup)
+	diff.check("allow_msg_schedules", got.AllowMsgSchedules, want.AllowMsgSchedules)
+	diff.check("allow_msg_ttl", got.AllowMsgTTL, want.AllowMsgTTL)
+	diff.check("deny_delete", got.DenyDelete, want.DenyDelete)
+	diff.check("deny_purge", got.DenyPurge, want.DenyPurge)
+	diff.check("no_ack", got.NoAck, want.NoAck)
+	diff.check("sealed", got.Sealed, want.Sealed)
+	diff.check("subject_transform", got.SubjectTransform != nil, want.SubjectTransform != nil)
+	diff.check("mirror", got.Mirror != nil, want.Mirror != nil)
+	diff.check("sources", len(got.Sources), len(want.Sources))
 	if len(diff) > 0 {
 		return &TopologyError{Stream: want.Name, Fields: diff}
 	}
 	return nil
+}
+
+// differences lists fields in which something that exists is not as it should be.
+type differences []string
+
+func (d *differences) check(field string, got, want any) {
+	if g, w := fmt.Sprint(got), fmt.Sprint(want); g != w {
+		*d = append(*d, fmt.Sprintf("%s is %s, want %s", field, g, w))
+	}
 }
 
 // checkServer refuses a server that is too old, allows too little, or has no JetStream.
