@@ -383,3 +383,30 @@ func TestEveryQueryExecModeWillDo(t *testing.T) {
 		})
 	}
 }
+
+// A message that was delivered twice ran twice at once: one run failed, the other succeeded.
+func TestOfTwoRunsOfOneAttemptTheSuccessWins(t *testing.T) {
+	t.Parallel()
+	env := meshtest.New(t)
+	env.Relay(outbox.RelayConfig{})
+	m, _ := env.Handle(mesh.OnRaw("orders", mesh.AnyType, func(context.Context, mesh.Delivery[[]byte]) error {
+		return mesh.Permanent(errors.New("no"))
+	}))
+	id := env.Write(meshtest.Event("orders"))[0].Row.ID
+	row := env.AwaitStatus(id, outbox.StatusFailed)
+	var source string
+	if err := env.Pool.QueryRow(t.Context(), `select source_id::text from mesh.meta`).Scan(&source); err != nil {
+		t.Fatal(err)
+	}
+	data, err := json.Marshal(mesh.OutcomeBatch{Instance: "other", Outcomes: []mesh.Outcome{{EventID: id, Attempt: row.Attempt, StartedAt: time.Now(), PublishedAt: time.Now()}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.JetStream().Publish(t.Context(), m.Names.OutcomeSubject(source), data); err != nil {
+		t.Fatal(err)
+	}
+	row = env.AwaitStatus(id, outbox.StatusDispatched)
+	if row.RetryCount != 1 || row.ErrorCode != "" {
+		t.Errorf("row %+v", row)
+	}
+}

@@ -141,8 +141,8 @@ func gather(queue chan arrived, first arrived) []arrived {
 	return got
 }
 
-// settleRows applies the last outcome of each event. An outcome of an older generation or
-// attempt changes nothing, and neither does any outcome of a row that is dispatched or skipped.
+// settleRows applies the last outcome of each event. Of two runs of one attempt the success wins. An outcome of
+// an older generation or attempt changes nothing, and neither does any outcome of a row that is dispatched or skipped.
 // What a success sets leaves tracked_status and the error columns as they are unless the event had
 // failed: see the table's indexes.
 const settleRows = `
@@ -154,7 +154,8 @@ update {{schema}}.outbox o set
 	settled_at = case when u.status = 'dispatched' then now() end
 from unnest($1::uuid[], $2::int[], $3::int[], $4::text[], $5::int[], $6::float8[], $7::text[], $8::text[], $9::text[], $10::timestamptz[], $11::float8[], $12::bigint[], $13::timestamptz[])
 	as u (id, generation, attempt, status, retry_count, retry_in, code, message, instance, started_at, duration_ms, stream_seq, published_at)
-where o.id = u.id and o.status in ('pending', 'dispatching', 'failed') and (u.generation, u.attempt) > (o.generation, o.attempt)`
+where o.id = u.id and o.status in ('pending', 'dispatching', 'failed') and ((u.generation, u.attempt) > (o.generation, o.attempt)
+	or (u.generation, u.attempt) = (o.generation, o.attempt) and u.status = 'dispatched')`
 
 const logAttempts = `
 insert into {{schema}}.outbox_attempt (event_id, generation, attempt, instance, started_at, duration_ms, error_code, error_message)
@@ -343,7 +344,10 @@ func (c *settleColumns) older(at int, o *mesh.Outcome) bool {
 	if c.generations[at] != o.Generation {
 		return c.generations[at] < o.Generation
 	}
-	return c.attempts[at] < o.Attempt
+	if c.attempts[at] != o.Attempt {
+		return c.attempts[at] < o.Attempt
+	}
+	return o.Succeeded() && c.statuses[at] == StatusFailed
 }
 
 func (c *settleColumns) args() []any {
